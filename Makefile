@@ -1,0 +1,98 @@
+# `make help` lists what there is. Every target makes .venv by itself; nothing has to be installed before but Python >= 3.11.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+# Which Python makes .venv: `make test PYTHON=/path/to/python3`. Empty: the first that works of the list below.
+PYTHON ?=
+# Test processes: as many as there are cores, but no more than this.
+TEST_PROCESSES ?= 4
+# More for pytest: `make test PYTEST_ARGS="tests/tier -x"`.
+PYTEST_ARGS ?=
+
+# An editable install knows the packages under backends/ that were there when it was made; so one more makes it anew.
+EMPTY :=
+READY := $(VENV)/.ready-$(subst $(EMPTY) $(EMPTY),+,$(notdir $(wildcard backends/ckptstore_*)))
+
+PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check --root-user-action=ignore -c constraints.txt
+CODE := $(wildcard ckptstore backends examples tests benchmarks)
+
+.PHONY: help venv demo test soak bench lint format docs wheel pins clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(READY) ## make .venv, with ckptstore installed editable
+
+demo: $(READY) ## train a small GPT, kill it in the middle of a save, resume, compare bit for bit
+	@$(BIN)/ckptstore demo
+
+# One thread in each test process: several processes that each start a thread per core only wait for one another.
+test: $(READY) ## all tests but the soak tests, in parallel
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest -n auto --maxprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+
+soak: $(READY) ## the long tests: real kills by the hundred
+	@$(PY) -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)
+
+bench: $(VENV)/.bench ## benchmarks, beside other checkpoint writers and the floors of this machine
+	@$(PY) benchmarks/save_load.py
+
+lint: $(READY) ## ruff check, ruff format --check, mypy --strict
+	@failed=0; \
+	$(BIN)/ruff check $(CODE) || failed=1; \
+	$(BIN)/ruff format --check $(CODE) || failed=1; \
+	$(PY) -m mypy --strict $(CODE) || failed=1; \
+	exit $$failed
+
+format: $(READY) ## rewrite the code as `make lint` wants it
+	@$(BIN)/ruff check --fix $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+docs: $(VENV)/.docs ## build the documentation into site/
+	@$(PY) -m mkdocs build --strict --quiet
+
+wheel: $(READY) ## build the wheel and the source distribution into dist/
+	@rm -rf dist build
+	@$(PY) -m build --outdir dist . > /dev/null
+	@ls -l dist
+
+pins: $(READY) ## print what .venv holds, in the form of constraints.txt
+	@$(PY) -m pip freeze --disable-pip-version-check --exclude-editable | sed -E 's/^(torch==[^+]*)\+.*/\1/'
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis ckptstore.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A .venv whose making was interrupted has no working pip: it is made anew.
+$(PY):
+	@python=""; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3 python); do \
+	    if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' > /dev/null 2>&1; then \
+	        python="$$candidate"; break; \
+	    fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "No Python >= 3.11 with the venv and ensurepip modules found" \
+	         "(tried: $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.14 python3 python))." >&2; \
+	    echo "Install one (Debian, Ubuntu: python3 python3-venv), or say which: make $(or $(MAKECMDGOALS),test) PYTHON=/path/to/python3" >&2; \
+	    exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$("$$python" --version) (the first time takes a minute or more: torch is large)" >&2; \
+	"$$python" -m venv --clear $(VENV)
+
+$(READY): pyproject.toml constraints.txt | $(PY)
+	@$(PY) -m pip --version > /dev/null 2>&1 || { rm -rf $(VENV); $(MAKE) --no-print-directory $(PY); }
+	@$(PIP_INSTALL) -e '.[torch,dev]'
+	@touch $@
+
+$(VENV)/.bench: $(READY)
+	@$(PIP_INSTALL) -e '.[torch,bench]'
+	@touch $@
+
+$(VENV)/.docs: $(READY)
+	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $@

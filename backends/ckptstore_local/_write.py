@@ -1,0 +1,131 @@
+"""Filling one new file, past the page cache where that works.
+
+Figures (ext4 on a virtual disk, 2 cores, 32 objects of 16 MiB, medians of 5 runs of the median GiB/s, every
+variant ending durable): with 2, 4, 6, 8 threads, fsync of each file before the put returns 1.82, 1.87, 1.97,
+1.94; fsync of all files in one go at the end 2.00, 1.95, 1.78, 1.89. The difference is noise, so each put
+fsyncs its own file and learns of its own failure; only directories wait for ``sync``. Buffered writes gave
+0.9 to 1.6 and cost a copy in the kernel. ``syncfs`` waits for other people's data, ``fallocate`` gained
+nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckptstore.backend import ReadableBuffer
+from ckptstore_local import _sys
+from ckptstore_local._aligned import ALIGN, BOUNCE_BYTES, address_of, bounce, is_direct_error, set_direct
+
+DIRECT_FROM_BYTES = 256 << 10
+"""Smaller objects are written through the page cache: one copy is cheaper than a wait for the disk."""
+
+_PIECE_BYTES = 64 << 10
+"""A buffer of at least this size is written from where it lies if aligned; smaller ones are gathered."""
+
+
+def as_views(buffers: Sequence[ReadableBuffer]) -> list[memoryview]:
+    """`buffers` as flat views of bytes, empty ones left out.
+
+    Raises:
+        TypeError: a buffer is not contiguous.
+    """
+    views = []
+    for buffer in buffers:
+        view = memoryview(buffer)
+        if view.nbytes:
+            views.append(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
+    return views
+
+
+def write_all(fd: int, views: Sequence[memoryview], *, direct: bool) -> bool:
+    """Writes `views` one after the other from offset 0; `fd` was opened with O_DIRECT if `direct`.
+
+    Returns:
+        Whether O_DIRECT worked to the end. Where it did not, the rest went through the page cache.
+
+    Raises:
+        OSError: a write failed; the file holds an unknown part.
+    """
+    writer = _Writer(fd, direct)
+    for view in views:
+        writer.add(view)
+    writer.finish()
+    return writer.direct
+
+
+class _Writer:
+    """Position, and what waits in the bounce buffer; everything before `offset` is written."""
+
+    def __init__(self, fd: int, direct: bool) -> None:
+        self.fd = fd
+        self.direct = direct
+        self.offset = 0
+        self.filled = 0
+        self.bounce = bounce.array
+
+    def add(self, view: memoryview) -> None:
+        done = 0
+        size = len(view)
+        while done < size:
+            left = size - done
+            if self.filled == 0 and left >= _PIECE_BYTES:
+                whole = self._writable_in_place(view, done, left)
+                if whole:
+                    self._write(view[done : done + whole])
+                    done += whole
+                    continue
+            count = min(left, BOUNCE_BYTES - self.filled)
+            target = self.bounce[self.filled : self.filled + count]
+            # numpy copies large pieces without the interpreter lock, a slice assignment would hold it.
+            np.copyto(target, np.frombuffer(view[done : done + count], np.uint8))
+            self.filled += count
+            done += count
+            if self.filled == BOUNCE_BYTES:
+                self._flush(self.filled)
+
+    def finish(self) -> None:
+        """Writes what is left; with O_DIRECT padded to whole blocks, then cut to length."""
+        if not self.filled:
+            return
+        end = self.offset + self.filled
+        padded = -self.filled % ALIGN if self.direct else 0
+        if padded:
+            self.bounce[self.filled : self.filled + padded] = 0
+        self._flush(self.filled + padded)
+        if padded:
+            _sys.ftruncate(self.fd, end)
+
+    def _writable_in_place(self, view: memoryview, done: int, left: int) -> int:
+        """How many bytes from `done` can go to the file without a copy."""
+        if not self.direct:
+            return left
+        return 0 if (address_of(view) + done) % ALIGN else left - left % ALIGN
+
+    def _stop_direct(self) -> None:
+        set_direct(self.fd, False)
+        self.direct = False
+
+    def _flush(self, count: int) -> None:
+        self._write(self.bounce[:count].data)
+        self.filled = 0
+
+    def _write(self, view: memoryview) -> None:
+        while view:
+            try:
+                count = _sys.pwrite(self.fd, view, self.offset)
+            except OSError as error:
+                if not (self.direct and is_direct_error(error)):
+                    raise
+                # A file system may open with O_DIRECT and yet refuse this address, length or offset.
+                self._stop_direct()
+                continue
+            if count == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.offset += count
+            if self.direct and count % ALIGN and count < len(view):
+                self._stop_direct()  # a short write that ends inside a block: the disk is nearly full
+            view = view[count:]

@@ -1,0 +1,510 @@
+"""The backend for directories of this host, or on a network file system mounted by it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import ClassVar
+
+from ckptstore.backend import (
+    Backend,
+    Capabilities,
+    DeleteResult,
+    DeleteResults,
+    ObjectInfo,
+    ReadableBuffer,
+    check_key,
+    check_prefix,
+    is_key,
+)
+from ckptstore.errors import (
+    BackendError,
+    NotAnObjectError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    ShortReadError,
+    UsageError,
+)
+from ckptstore_local import _sys
+from ckptstore_local._aligned import is_direct_error
+from ckptstore_local._durable import DirtyDirectories, sync_directory
+from ckptstore_local._failures import failure, root_missing, root_not_directory
+from ckptstore_local._paths import root_of, url_of
+from ckptstore_local._tree import is_temporary_key, make_directories, parents, temporary_name, walk
+from ckptstore_local._write import DIRECT_FROM_BYTES, as_views, write_all
+
+logger = logging.getLogger(__name__)
+
+_NO_LINKS = frozenset(
+    {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
+)
+_NO_EXCLUSIVE_RENAME = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+# Never wait for the writer of a pipe, never follow a link that took an object's place.
+_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | _sys.O_NOFOLLOW
+
+
+class _ProcessState:
+    """What one process has learned and owes. A forked child starts with its own: locks could be held."""
+
+    def __init__(self) -> None:
+        self.dirty = DirtyDirectories()
+        self.known_directories: set[str] = set()
+        self.devices_without_direct: set[int] = set()
+
+
+class _Mapped:
+    """Turns an OSError inside its block into ours, saying what was being done."""
+
+    __slots__ = ("_backend", "_key", "_operation")
+
+    def __init__(self, backend: LocalBackend, operation: str, key: str) -> None:
+        self._backend, self._operation, self._key = backend, operation, key
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(error, BackendError):
+            raise self._backend._failure(error, self._operation, self._key) from error
+
+
+class LocalBackend(Backend):
+    """Keeps each object as one plain file at ``<root>/<key>``.
+
+    A put writes a hidden temporary file beside the final name, fsyncs it, and links or renames it into
+    place, so a reader meets whole objects only. What a crash leaves is such a temporary, which
+    :meth:`list_temporaries` shows and :meth:`delete` takes. The root is made by :meth:`create_root` alone.
+
+    Args:
+        root: the directory; it need not exist yet.
+        direct_io: write large objects past the page cache where the file system can.
+
+    Example:
+        >>> backend = LocalBackend.from_url("/data/ckpts")
+        >>> backend.create_root()
+        >>> backend.put("chunks/aa/x", [b"weights"])
+        >>> backend.sync()
+    """
+
+    schemes: ClassVar[tuple[str, ...]] = ("file",)
+
+    def __init__(self, root: str | os.PathLike[str], *, direct_io: bool = True) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._direct_io = direct_io
+        self._exclusive = True
+        self._states: dict[int, _ProcessState] = {}
+
+    @classmethod
+    def from_url(cls, url: str, options: Mapping[str, object] | None = None) -> LocalBackend:
+        """Makes a backend for a plain path, taken literally, or a percent-encoded ``file://`` URL.
+
+        Args:
+            url: a relative path counts from the current directory of this moment.
+            options: ``direct_io``: false to write everything through the page cache.
+
+        Raises:
+            UsageError: `url` or an option cannot be used.
+        """
+        given = dict(options or {})
+        direct_io = given.pop("direct_io", True)
+        if given:
+            raise UsageError(
+                f"unknown options for a local directory: {', '.join(sorted(given))}",
+                hint="there is one: direct_io",
+            )
+        if not isinstance(direct_io, bool):
+            raise UsageError(f"the option direct_io must be true or false, not {direct_io!r}")
+        return cls(root_of(url), direct_io=direct_io)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickle, (self._root, self._direct_io))
+
+    def __repr__(self) -> str:
+        return f"LocalBackend({self._root!r})"
+
+    @property
+    def url(self) -> str:
+        """The absolute path, or a ``file://`` URL where the path has unprintable characters."""
+        return url_of(self._root)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """``create_if_absent`` turns false once the file system has shown that it cannot."""
+        return Capabilities(
+            create_if_absent=self._exclusive,
+            ordered_list=False,
+            ranged_read=True,
+            part_bytes=16 << 20,
+            concurrency=4,
+            local_path=self._root,
+        )
+
+    # --- the root ------------------------------------------------------------------------------
+
+    def create_root(self) -> None:
+        """Makes the directory and those above it, if absent, and makes that durable.
+
+        Raises:
+            BackendError: it cannot be made, or something else is there.
+        """
+        with self._mapped("create"):
+            missing = []
+            path = self._root
+            while not os.path.lexists(path):
+                missing.append(path)
+                path = os.path.dirname(path)
+            for new in reversed(missing):
+                try:
+                    _sys.mkdir(new, 0o777)
+                except FileExistsError:
+                    continue
+                sync_directory(os.path.dirname(new))
+            if not stat.S_ISDIR(_sys.stat(self._root).st_mode):
+                raise root_not_directory("create", self._root)
+
+    def make_prefixes(self, prefixes: Iterable[str]) -> None:
+        """Makes the directories of `prefixes`; durable at the next `sync`.
+
+        Raises:
+            BackendError: the root is missing, or one cannot be made; some may have been.
+        """
+        for prefix in prefixes:
+            directory = prefix.removesuffix("/")
+            check_key(directory)
+            with self._mapped("make prefix", prefix):
+                self._know_directory(directory)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def put(self, key: str, buffers: Sequence[ReadableBuffer], *, if_absent: bool = False) -> None:
+        """Stores `buffers` as one file; see :meth:`ckptstore.backend.Backend.put`.
+
+        After an error the object is absent or as before. If only making the new *name* durable failed,
+        a created object is taken away again; should that fail too, it may be there until a power failure.
+        """
+        check_key(key)
+        try:
+            views = as_views(buffers)
+        except TypeError as error:
+            raise BackendError(f"put {key!r}: a buffer is not contiguous") from error
+        directory, _, name = key.rpartition("/")
+        with self._mapped("put", key):
+            temporary = self._write_temporary(key, directory, name, views)
+            final = self._path(key)
+            try:
+                if if_absent:
+                    self._create(key, temporary, final)
+                else:
+                    _sys.rename(temporary, final)
+            except BaseException:
+                _discard(temporary)
+                raise
+            state = self._state
+            chain = parents(self._root, directory)
+            crowded = state.dirty.mark(chain[0])
+            if if_absent:
+                self._make_durable(state, chain, final)
+            elif crowded:
+                state.dirty.sync(chain)
+
+    def _write_temporary(self, key: str, directory: str, name: str, views: list[memoryview]) -> str:
+        """A new file beside the final name that holds `views`, fsynced and closed; removed after an error."""
+        large = sum(map(len, views)) >= DIRECT_FROM_BYTES
+        fd, path, direct = self._open_temporary(key, directory, name, large)
+        try:
+            try:
+                if not write_all(fd, views, direct=direct) and direct:
+                    self._state.devices_without_direct.add(_sys.fstat(fd).st_dev)
+                # After a failure of this the file is thrown away, never synced again: the kernel may have
+                # dropped the pages that it could not write, and a second fsync would call that success.
+                _sys.fsync(fd)
+            except BaseException:
+                _close_anyway(fd)
+                raise
+            _sys.close(fd)
+        except BaseException:
+            _discard(path)
+            raise
+        return path
+
+    def _open_temporary(self, key: str, directory: str, name: str, large: bool) -> tuple[int, str, bool]:
+        """(descriptor, path, whether it is open with O_DIRECT); makes a missing directory."""
+        parent = os.path.join(self._root, directory) if directory else self._root
+        path = os.path.join(parent, temporary_name(name))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        for _ in range(3):  # somebody may be removing empty directories while we make them
+            try:
+                self._know_directory(directory)
+                if large and self._wants_direct(parent):
+                    try:
+                        return _sys.open(path, flags | _sys.O_DIRECT, 0o666), path, True
+                    except OSError as error:
+                        if not is_direct_error(error):
+                            raise
+                        self._state.devices_without_direct.add(_sys.stat(parent).st_dev)
+                        _discard(path)  # Linux creates the file before it refuses the flag
+                return _sys.open(path, flags, 0o666), path, False
+            except FileNotFoundError:
+                self._state.known_directories.discard(directory)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
+
+    def _wants_direct(self, parent: str) -> bool:
+        if not (self._direct_io and _sys.O_DIRECT):
+            return False
+        without = self._state.devices_without_direct
+        return not without or _sys.stat(parent).st_dev not in without
+
+    def _create(self, key: str, temporary: str, final: str) -> None:
+        """Gives the file its final name if that is free, in one step."""
+        exists = ObjectExistsError(f"put {key!r} in {self._root!r}: something is there already")
+        try:
+            _sys.link(temporary, final)
+        except FileExistsError:
+            # On NFS a lost reply makes the client repeat a link that had worked: then ours is there.
+            if _sys.lstat(temporary).st_nlink < 2:
+                raise exists from None
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._create_by_rename(key, temporary, final, exists)
+            return
+        try:
+            _sys.unlink(temporary)
+        except OSError as error:
+            # The object is whole and in place; a second name of it is only untidy, and is listed.
+            logger.warning("cannot remove the temporary %r: %s", temporary, error)
+
+    def _create_by_rename(self, key: str, temporary: str, final: str, exists: ObjectExistsError) -> None:
+        try:
+            _sys.rename_noreplace(temporary, final)
+        except FileExistsError:
+            raise exists from None
+        except OSError as error:
+            if error.errno not in _NO_EXCLUSIVE_RENAME:
+                raise
+            if self._exclusive:
+                # The caller may have counted on `capabilities`: tell it before anything is relied on.
+                self._exclusive = False
+                raise BackendError(
+                    f"put {key!r} in {self._root!r}: this file system has neither links nor exclusive rename",
+                    hint="use it with one writer at a time, or choose another file system",
+                ) from error
+            if os.path.lexists(final):
+                raise exists from None
+            _sys.rename(temporary, final)
+
+    def _make_durable(self, state: _ProcessState, chain: list[str], final: str) -> None:
+        try:
+            state.dirty.sync(chain)
+        except OSError:
+            # A caller that reads back what is there would take a name for durable that is not.
+            _discard(final)
+            raise
+
+    def _know_directory(self, directory: str) -> None:
+        """Makes sure of a directory once per process: it is there, real, and its name will be synced."""
+        state = self._state
+        if directory in state.known_directories:
+            return
+        make_directories(self._root, directory)
+        # Another process may have made them and not have synced yet, so they count as ours to sync.
+        for path in parents(self._root, directory)[1:]:
+            state.dirty.mark(path)
+        if len(state.known_directories) >= 8192:
+            state.known_directories.clear()
+        state.known_directories.add(directory)
+
+    def sync(self) -> None:
+        """Makes the names of all objects put by this process durable; their bytes are since `put`.
+
+        Raises:
+            BackendError: some may not be. Never transient.
+        """
+        try:
+            with self._mapped("sync"):
+                dirty = self._state.dirty
+                dirty.sync(dirty.waiting())
+        except BackendError as error:
+            error.transient = False
+            raise
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset`; see :meth:`ckptstore.backend.Backend.read_into`."""
+        check_key(key)
+        if offset < 0 or buffer.readonly or not buffer.c_contiguous:
+            raise BackendError(f"read {key!r}: needs an offset >= 0 and a writable, contiguous buffer")
+        view = buffer.cast("B") if buffer.nbytes else memoryview(b"")
+        with self._mapped("read", key):
+            fd, _ = self._open_object(key)
+            try:
+                done = _read_fully(fd, view, offset)
+            finally:
+                _sys.close(fd)
+        if done < len(view):
+            raise ShortReadError(
+                f"read {key!r} in {self._root!r}: asked for {len(view)} bytes at {offset}, "
+                f"the object ends after {done} of them"
+            )
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """The whole object; see :meth:`ckptstore.backend.Backend.get`."""
+        check_key(key)
+        with self._mapped("read", key):
+            fd, size = self._open_object(key)
+            try:
+                if size > max_bytes:
+                    raise ObjectTooLargeError(
+                        f"read {key!r} in {self._root!r}: it has {size} bytes, at most {max_bytes} are valid"
+                    )
+                content = bytearray(size)
+                done = _read_fully(fd, memoryview(content), 0)
+            finally:
+                _sys.close(fd)
+        if done < size:
+            raise ShortReadError(f"read {key!r} in {self._root!r}: {done} bytes came of {size}")
+        return bytes(content)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and time of one object, without opening it."""
+        check_key(key)
+        with self._mapped("stat", key):
+            status = _sys.lstat(self._path(key))
+            self._require_regular(key, status)
+        return ObjectInfo(key, status.st_size, status.st_mtime)
+
+    def _open_object(self, key: str) -> tuple[int, int]:
+        """(descriptor, size) of a regular file."""
+        fd = _sys.open(self._path(key), _READ_FLAGS)
+        try:
+            status = _sys.fstat(fd)
+            self._require_regular(key, status)
+        except BaseException:
+            _close_anyway(fd)
+            raise
+        return fd, status.st_size
+
+    def _require_regular(self, key: str, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            kind = stat.filemode(status.st_mode)[0]
+            what = {"d": "directory", "l": "symbolic link", "p": "pipe", "s": "socket"}.get(kind, "device")
+            raise NotAnObjectError(f"a {what} stands where {key!r} should be in {self._root!r}")
+
+    # --- listing and deleting ------------------------------------------------------------------
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Regular files below `prefix`, in no order; see :meth:`ckptstore.backend.Backend.list`.
+
+        Names that no key can have (hidden ones, spaces, bytes that are no text) are strangers' and left out.
+        """
+        return self._walk("list", prefix, temporaries=False)
+
+    def list_temporaries(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Temporary files below `prefix`, of crashed puts and of puts going on now."""
+        return self._walk("list temporaries", prefix, temporaries=True)
+
+    def _walk(self, operation: str, prefix: str, *, temporaries: bool) -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        entries = walk(self._root, prefix, temporaries=temporaries)
+        while True:
+            with self._mapped(operation, prefix):
+                info = next(entries, None)
+            if info is None:
+                return
+            yield info
+
+    def delete(self, keys: Sequence[str]) -> DeleteResults:
+        """Unlinks each file; one result per key in order. Directories are never removed."""
+        return [DeleteResult(key, self._delete_one(key)) for key in keys]
+
+    def _delete_one(self, key: str) -> BackendError | None:
+        if not (is_key(key) or is_temporary_key(key)):
+            return BackendError(f"{key[:600]!r} is not an object key")
+        try:
+            with self._mapped("delete", key):
+                path = self._path(key)
+                _sys.unlink(path)
+                self._state.dirty.mark(os.path.dirname(path))
+        except ObjectNotFoundError:
+            return None
+        except BackendError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Forgets what this process knows of directories, except what it still has to sync."""
+        self._state.known_directories.clear()
+
+    # --- helpers -------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> _ProcessState:
+        pid = os.getpid()
+        # setdefault: two threads that come first at once must agree on one.
+        return self._states.get(pid) or self._states.setdefault(pid, _ProcessState())
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _mapped(self, operation: str, key: str = "") -> _Mapped:
+        return _Mapped(self, operation, key)
+
+    def _failure(self, error: OSError, operation: str, key: str) -> BackendError:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            try:
+                root_is_directory = stat.S_ISDIR(_sys.stat(self._root).st_mode)
+            except FileNotFoundError:
+                return root_missing(operation, self._root)
+            except OSError as other:
+                return failure(other, operation, key, self._root)
+            if not root_is_directory:
+                return root_not_directory(operation, self._root)
+            if error.errno == errno.ELOOP and key and os.path.islink(self._path(key)):
+                return NotAnObjectError(f"a symbolic link stands where {key!r} should be in {self._root!r}")
+        return failure(error, operation, key, self._root)
+
+
+def _unpickle(root: str, direct_io: bool) -> LocalBackend:
+    return LocalBackend(root, direct_io=direct_io)
+
+
+def _read_fully(fd: int, view: memoryview, offset: int) -> int:
+    """How many bytes of `view` were filled before the file ended.
+
+    Through the page cache: past it (O_DIRECT) one thread read 1.76 instead of 1.33 GiB/s of cold objects,
+    but two or four threads the same 1.7, and a second reader on this host finds nothing cached.
+    """
+    done = 0
+    while done < len(view):
+        count = _sys.preadv(fd, [view[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def _discard(path: str) -> None:
+    """Removes a file that must not stay, on the way out with another error."""
+    try:
+        _sys.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("cannot remove %r: %s", path, error)
+
+
+def _close_anyway(fd: int) -> None:
+    """Closes on the way out with another error, which is the one to tell."""
+    try:
+        _sys.close(fd)
+    except OSError as error:
+        logger.debug("close after a failure: %s", error)

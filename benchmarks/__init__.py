@@ -1,0 +1,1 @@
+"""Benchmarks: ckptstore beside other checkpoint libraries and beside the floors of the machine."""

@@ -1,0 +1,295 @@
+"""Tensors and arrays as raw memory: the one place that knows torch tensors and numpy arrays apart.
+
+torch is never imported here: a state can only hold tensors if its owner has imported torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptstore.errors import UnsupportedValueError
+from ckptstore.model.boxes import Box, Shape
+from ckptstore.model.dtypes import BY_NAME, DType
+from ckptstore.model.values import Composite, StatePath, class_path_of, show_path
+
+_RAW: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+_RAW[16] = np.dtype("<c16")  # only ever copied, never computed with
+
+_SPARSE_PARTS = {
+    "sparse_coo": ("indices", "values"),
+    "sparse_csr": ("crow_indices", "col_indices", "values"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """What the store keeps of a tensor besides its bytes.
+
+    Attributes:
+        kind: "torch" or "numpy".
+        detail: the numpy dtype string, where it says more than `dtype` (byte order, datetime unit).
+        tie: equal for tensors that are the same memory seen the same way, else None.
+    """
+
+    dtype: DType
+    shape: Shape
+    kind: str
+    detail: str | None
+    tie: tuple[Any, ...] | None
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")
+
+
+def is_torch_tensor(value: Any) -> bool:
+    """Whether it is a torch tensor (parameters and subclasses included)."""
+    torch = _torch()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a torch tensor or a numpy array."""
+    return isinstance(value, np.ndarray) or is_torch_tensor(value)
+
+
+def composite_of(value: Any, path: StatePath) -> Composite | None:
+    """The parts of a sparse tensor or tensor subclass; None for ordinary tensors and all else.
+
+    Raises:
+        UnsupportedValueError: quantized, nested, meta and other kinds that have no plain bytes, by name.
+    """
+    if not is_torch_tensor(value):
+        return None
+    torch = _torch()
+    where = show_path(path)
+    if value.is_nested or value.is_quantized or value.device.type == "meta" or value.layout is torch._mkldnn:  # noqa: SLF001
+        kind = (
+            "a nested tensor"
+            if value.is_nested
+            else "a quantized tensor"
+            if value.is_quantized
+            else "on the meta device and has no data"
+            if value.device.type == "meta"
+            else "an mkldnn tensor"
+        )
+        hint = {
+            "a nested tensor": "save nested.values() and nested.offsets(), or a list of its parts",
+            "a quantized tensor": "save tensor.int_repr() with its scale and zero point",
+            "an mkldnn tensor": "save tensor.to_dense()",
+        }.get(kind, "materialise it first (module.to_empty(device=...) and load or initialise)")
+        raise UnsupportedValueError(f"{where} is {kind}; it cannot be stored", path=where, hint=hint)
+    layout = str(value.layout).removeprefix("torch.")
+    if layout in _SPARSE_PARTS:
+        detached = value.detach()
+        coalesced = layout == "sparse_coo" and detached.is_coalesced()
+        # An uncoalesced tensor refuses .indices(): its parts are reached by the underscore methods.
+        prefix = "_" if layout == "sparse_coo" else ""
+        parts = {name: getattr(detached, prefix + name)() for name in _SPARSE_PARTS[layout]}
+        return Composite("sparse", [layout, list(value.shape), coalesced], parts)
+    if layout != "strided":
+        raise UnsupportedValueError(f"{where} has layout {layout}, which cannot be stored", path=where)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) and hasattr(value, "__tensor_flatten__"):
+        if class_path_of(value).startswith("torch.distributed.tensor"):
+            raise UnsupportedValueError(
+                f"{where} is a DTensor; this release saves what one process holds",
+                path=where,
+                hint="save tensor.full_tensor()",
+            )
+        names, context = value.__tensor_flatten__()
+        head = [class_path_of(value), context, list(value.shape), list(value.stride())]
+        return Composite("subclass", head, {name: getattr(value, name) for name in names})
+    return None
+
+
+def rebuild_composite(composite: Composite) -> Any:
+    """A sparse tensor or subclass from its loaded parts.
+
+    A subclass is rebuilt only if its module is already imported: opening a store runs no code from it.
+    """
+    torch = _torch()
+    if torch is None:
+        return composite
+    if composite.kind == "sparse":
+        layout, shape, coalesced = composite.head
+        parts = [composite.parts[name] for name in _SPARSE_PARTS[layout]]
+        if layout == "sparse_coo":
+            return torch.sparse_coo_tensor(*parts, size=shape, is_coalesced=coalesced or None)
+        return getattr(torch, f"{layout}_tensor")(*parts, size=shape)
+    class_path, context, shape, stride = composite.head
+    module, _, name = class_path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    if found is None or not hasattr(found, "__tensor_unflatten__"):
+        return composite
+    return found.__tensor_unflatten__(composite.parts, context, torch.Size(shape), tuple(stride))
+
+
+def describe(value: Any, path: StatePath) -> ArrayInfo:
+    """Dtype, shape and identity of an ordinary tensor or array.
+
+    Raises:
+        UnsupportedValueError: an element type that has no plain bytes, by name.
+    """
+    if isinstance(value, np.ndarray):
+        return _describe_numpy(value, path)
+    dtype = BY_NAME.get(str(value.dtype).removeprefix("torch."))
+    if dtype is None:
+        where = show_path(path)
+        raise UnsupportedValueError(
+            f"{where} has dtype {value.dtype}, which cannot be stored", path=where, hint="view it as integers"
+        )
+    tie = None
+    if value.numel():
+        tie = (
+            "torch",
+            value.untyped_storage().data_ptr(),
+            str(value.device),
+            value.storage_offset(),
+            tuple(value.shape),
+            value.stride(),
+            dtype.code,
+            value.is_conj(),
+            value.is_neg(),
+        )
+    return ArrayInfo(dtype, tuple(value.shape), "torch", None, tie)
+
+
+def _describe_numpy(value: npt.NDArray[Any], path: StatePath) -> ArrayInfo:
+    where = show_path(path)
+    dtype = value.dtype
+    name = f"int{dtype.itemsize * 8}" if dtype.kind in "mM" else dtype.name
+    found = BY_NAME.get(name)
+    if type(value) is not np.ndarray or found is None or found.itemsize != dtype.itemsize:
+        raise UnsupportedValueError(
+            f"{where} is a {class_path_of(value)} of dtype {dtype}, which cannot be stored",
+            path=where,
+            hint="numeric arrays are stored as they are; turn strings, objects and records into lists or "
+            "numeric arrays, and array subclasses into np.asarray(...)",
+        )
+    detail = dtype.str if dtype.kind in "biufcmM" else name
+    tie = None
+    if value.size:
+        tie = ("numpy", value.__array_interface__["data"][0], value.shape, value.strides, dtype.str)
+    return ArrayInfo(found, value.shape, "numpy", detail, tie)
+
+
+def bytes_of(value: Any) -> memoryview:
+    """All elements, row-major and little-endian: a view of the live memory where that is so already.
+
+    Returns:
+        A flat memoryview of bytes; a private copy when the memory is laid out otherwise or not on the CPU.
+    """
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)
+        if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
+            array = array.astype(array.dtype.newbyteorder("<"))
+        return _flat(array)
+    tensor = value.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    if not tensor.numel():
+        return memoryview(b"")
+    # A zero-dimensional tensor cannot be viewed as bytes; reshape copies only if it must.
+    return memoryview(_as_integers(tensor).reshape(-1).view(_torch().uint8).numpy())
+
+
+def _as_integers(tensor: Any) -> Any:
+    """The same memory as integers of the same size: every operation works on those, whatever the dtype."""
+    torch = _torch()
+    itemsize = tensor.element_size()
+    if itemsize == 16:
+        return tensor
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[itemsize])
+
+
+def _flat(array: npt.NDArray[Any]) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+
+
+def raw_view(value: Any) -> npt.NDArray[Any] | None:
+    """A writable numpy view of a target's elements as integers of the same size, strides kept.
+
+    None where the memory cannot be written from here (another device, lazy conjugate, foreign byte
+    order): the caller then fills a temporary and uses :func:`assign`.
+    """
+    if isinstance(value, np.ndarray):
+        if not value.flags.writeable or value.dtype.byteorder == ">":
+            return None
+        return value.view(_RAW[value.dtype.itemsize])
+    if value.device.type != "cpu" or value.is_conj() or value.is_neg() or value.numel() == 0:
+        return None
+    integers = _as_integers(value.detach())
+    return cast("npt.NDArray[Any]", integers.numpy().view(_RAW[integers.element_size()]))
+
+
+def raw_dtype(itemsize: int) -> np.dtype[Any]:
+    """The integer dtype that stands for any element of this size."""
+    return _RAW[itemsize]
+
+
+def from_raw(raw: npt.NDArray[Any], kind: str, dtype: DType, shape: Shape, detail: str | None) -> Any:
+    """A new torch tensor or numpy array over `raw`, the flat bytes (uint8) of all its elements.
+
+    Raises:
+        UnsupportedValueError: this torch or numpy does not know the dtype.
+    """
+    if kind == "numpy":
+        return raw.view(_numpy_dtype(detail or dtype.name)).reshape(shape)
+    torch = _torch()
+    if torch is None:
+        import torch  # noqa: PLC0415 - asked for a tensor: now it is needed
+    found = getattr(torch, dtype.name, None)
+    if found is None:
+        raise UnsupportedValueError(f"this torch {torch.__version__} has no dtype {dtype.name}", hint="upgrade torch")
+    if not len(raw):
+        return torch.empty(shape, dtype=found)
+    return torch.from_numpy(raw.view(_RAW[dtype.itemsize])).reshape(shape).view(found)
+
+
+def _numpy_dtype(text: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(text)
+    except TypeError:
+        try:
+            import ml_dtypes  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415
+        except ImportError as error:
+            raise UnsupportedValueError(
+                f"numpy has no dtype {text!r}", hint="pip install ml_dtypes, or load it as a torch tensor"
+            ) from error
+        return np.dtype(getattr(ml_dtypes, text))
+
+
+def assign(target: Any, loaded: Any) -> None:
+    """Copies `loaded` (same kind, dtype and shape) into `target` in place."""
+    if isinstance(target, np.ndarray):
+        target[...] = loaded
+        return
+    with _torch().no_grad():
+        target.copy_(loaded)
+
+
+def nbytes(dtype: DType, shape: Shape) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def copy_box(target: npt.NDArray[Any], target_box: Box, source: memoryview, source_box: Box, part: Box) -> None:
+    """Copies the elements of `part` from the row-major bytes of `source_box` into `target`.
+
+    Args:
+        target: raw view of an array holding `target_box`.
+        source: the bytes of `source_box`, row-major.
+    """
+    array = np.frombuffer(source, target.dtype).reshape(source_box.sizes)
+    target[part.within(target_box)] = array[part.within(source_box)]

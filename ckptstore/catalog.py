@@ -1,0 +1,336 @@
+"""Keeping the manifest in step with a tier: reads only what is new, and decides nothing.
+
+Whatever happens to the SQLite file (lost, stale, corrupt, of another user, on a full disk), the answers
+are those of the tier's documents: at worst they are put into a private manifest in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import blake3
+import numpy as np
+
+from ckptstore.errors import (
+    BackendError,
+    BusyError,
+    CkptstoreError,
+    DamageError,
+    FormatTooNewError,
+    PermissionDeniedError,
+)
+from ckptstore.manifest import LayoutRows, Manifest, ManifestUnusable, TensorRows, place
+from ckptstore.model.documents import END_LIMIT_BYTES
+from ckptstore.model.layout import Layout
+from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, Note
+from ckptstore.save.commit import Saved
+from ckptstore.tier import commits, intents, layout, notes, runs
+from ckptstore.tier.contents import Contents
+from ckptstore.tier.tier import Tier
+
+log = logging.getLogger("ckptstore")
+
+T = TypeVar("T")
+
+_EMPTY = Layout((), (), 1)
+
+
+class Catalog:
+    """The manifest of a store with one tier, brought up to date on demand.
+
+    Attributes:
+        unreadable: run key -> attempt -> why, of commit records that are there and do not decode.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._manifest: Manifest | None = None
+        self.unreadable: dict[str, dict[str, CkptstoreError]] = {}
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest, opened at first use."""
+        if self._manifest is None:
+            self._manifest = self._open()
+        return self._manifest
+
+    def _open(self) -> Manifest:
+        uuid = self._tier.marker.store_uuid
+        local = self._tier.backend.capabilities.local_path
+        where = place.choose(Path(local) if local is not None else None, uuid)
+        if where.path is None:
+            return self._prepared(Manifest.open(None, store_uuid=uuid))
+        try:
+            manifest = Manifest.open(where.path, store_uuid=uuid, read_only=where.read_only)
+            return manifest if where.read_only else self._prepared(manifest)
+        except ManifestUnusable as error:
+            if not where.read_only:
+                log.warning("the manifest is made anew: %s", error.message)
+                try:
+                    return self._prepared(Manifest.reset(where.path, store_uuid=uuid))
+                except CkptstoreError as second:
+                    error = ManifestUnusable(second.message)
+            log.info("a manifest in memory is used: %s", error.message)
+        except (BackendError, BusyError, FormatTooNewError) as error:
+            log.warning("a manifest in memory is used: %s", error.message)
+        return self._prepared(Manifest.open(None, store_uuid=uuid))
+
+    def _prepared(self, manifest: Manifest) -> Manifest:
+        tier = self._tier
+        known = [row for row in manifest.tiers() if row.tier_uuid == tier.marker.tier_uuid]
+        if not known or known[0].url != tier.url:
+            manifest.put_tier(tier.marker.tier_uuid, 0, "main", tier.url)
+        return manifest
+
+    def close(self) -> None:
+        """Closes the manifest; the next use opens it again."""
+        if self._manifest is not None:
+            self._manifest.close()
+            self._manifest = None
+
+    def ask(self, question: Callable[[Manifest], T]) -> T:
+        """An answer of the manifest, whatever state its file is in.
+
+        A damaged file is replaced by a manifest in memory, filled from the tier.
+        """
+        try:
+            return question(self.manifest)
+        except (ManifestUnusable, BusyError, BackendError) as error:
+            log.warning("a manifest in memory is used: %s", error.message)
+            self._manifest = self._prepared(Manifest.open(None, store_uuid=self._tier.marker.store_uuid))
+            self.refresh()
+            return question(self._manifest)
+
+    # --- bringing it up to date ---------------------------------------------------------------
+
+    def refresh(self, run_key: str | None = None) -> None:
+        """Puts in what is new in the tier: one run's, or everything.
+
+        Raises:
+            BackendError, StoreNotFoundError: the tier does not answer.
+        """
+        run_keys = self._tier.run_keys() if run_key is None else [run_key]
+        for key in run_keys:
+            self._refresh_run(key)
+        if run_key is None:
+            self._refresh_pins()
+
+    def rebuild(self) -> None:
+        """Empties the manifest and reads everything again."""
+        local = self.manifest
+        if local.path is not None and not local.read_only:
+            uuid, path = self._tier.marker.store_uuid, local.path
+            local.close()
+            self._manifest = self._prepared(Manifest.reset(path, store_uuid=uuid))
+        else:
+            self.close()
+            self._manifest = self._prepared(Manifest.open(None, store_uuid=self._tier.marker.store_uuid))
+        self.refresh()
+
+    def _refresh_run(self, run_key: str) -> None:
+        news = self._news(run_key)
+        if news is None:
+            return
+
+        def put(manifest: Manifest) -> None:
+            with manifest.transaction():
+                news(manifest)
+
+        self._write(put)
+
+    def _write(self, put: Callable[[Manifest], None]) -> None:
+        """Writes, into a private copy if the file may not be written."""
+        if self.manifest.read_only:
+            self._manifest = self._prepared(self.manifest.copy_to_memory())
+        try:
+            put(self.manifest)
+        except (PermissionDeniedError, BackendError, BusyError) as error:
+            log.warning("the manifest was not updated on disk, a copy in memory is used: %s", error.message)
+            try:
+                self._manifest = self._prepared(self.manifest.copy_to_memory())
+            except CkptstoreError:
+                self._manifest = self._prepared(Manifest.open(None, store_uuid=self._tier.marker.store_uuid))
+                self.refresh()
+            put(self._manifest)
+        except ManifestUnusable as error:
+            log.warning("the manifest is made anew: %s", error.message)
+            self.close()
+            self.refresh()
+
+    def _news(self, run_key: str) -> Callable[[Manifest], None] | None:
+        """What is in the tier and not in the manifest, read; None when there is nothing."""
+        tier, uuid = self._tier, self._tier.marker.tier_uuid
+        named = runs.read_run(tier, run_key)
+        if named is None:
+            return None
+        known = self.ask(lambda m: m.known_attempts(uuid, run_key))
+        listed: dict[str, bool] = {}
+        records: list[tuple[CommitRecord, LayoutRows, TensorRows, int]] = []
+        ends: list[CommitEnd] = []
+        unreadable: dict[str, CkptstoreError] = {}
+        for attempt, info in commits.list_commits(tier, run_key):
+            is_end = info.size_bytes < END_LIMIT_BYTES
+            listed[attempt] = True
+            if known.get(attempt) == "record" and not is_end:
+                continue
+            if known.get(attempt) in ("void", "gone"):
+                continue
+            try:
+                found = commits.read_commit(tier, run_key, attempt)
+            except (DamageError, FormatTooNewError) as error:
+                unreadable[attempt] = error
+                log.error("%s", error.message)
+                continue
+            if isinstance(found, CommitEnd):
+                ends.append(found)
+            elif found is not None:
+                records.append((found, *self._rows(found), info.size_bytes))
+        self.unreadable[run_key] = unreadable
+        vanished = [attempt for attempt in known if attempt not in listed or attempt in unreadable]
+        epochs = self._new_epochs(run_key)
+        new_notes, gone_notes = self._new_notes(run_key)
+        dooms = {layout.stem(info.key) for info in tier.listing(layout.doom_prefix(run_key))}
+        old_dooms = self.ask(lambda m: m.known_dooms(uuid, run_key))
+        is_new_run = not known and run_key not in {row.run_key for row in self.ask(lambda m: m.runs())}
+        if not (records or ends or vanished or epochs or new_notes or gone_notes or is_new_run or dooms != old_dooms):
+            return None
+
+        def put(manifest: Manifest) -> None:
+            manifest.put_run(*_run_row(named, run_key))
+            for epoch in epochs:
+                manifest.put_epoch(run_key, epoch)
+            if vanished:
+                manifest.drop_attempts(uuid, run_key, vanished)
+            for record, layout_rows, tensor_rows, size in records:
+                manifest.put_record(uuid, run_key, record, layout_rows, tensor_rows, size)
+            for end in ends:
+                manifest.put_end(uuid, run_key, end)
+            for key, note in new_notes:
+                manifest.put_note(uuid, run_key, key, note)
+            if gone_notes:
+                manifest.drop_notes(uuid, run_key, gone_notes)
+            if dooms != old_dooms:
+                manifest.set_dooms(uuid, run_key, dooms)
+
+        return put
+
+    def _new_epochs(self, run_key: str) -> list[EpochDoc]:
+        known = self.ask(lambda m: m.known_epochs(run_key))
+        found = []
+        for number in runs.epoch_numbers(self._tier, run_key):
+            if number in known:
+                continue
+            try:
+                epoch = runs.read_epoch(self._tier, run_key, number)
+            except (DamageError, FormatTooNewError) as error:
+                log.error("%s", error.message)
+                continue
+            if epoch is not None:
+                found.append(epoch)
+        return found
+
+    def _new_notes(self, run_key: str) -> tuple[list[tuple[str, Note]], list[str]]:
+        uuid = self._tier.marker.tier_uuid
+        known = self.ask(lambda m: m.known_notes(uuid, run_key))
+        listed = set(notes.note_keys(self._tier, run_key))
+        found = []
+        for key in sorted(listed - known):
+            try:
+                note = notes.read_note(self._tier, key)
+            except (DamageError, FormatTooNewError) as error:
+                log.error("%s", error.message)
+                continue
+            if note is not None:
+                found.append((key, note))
+        return found, sorted(known - listed)
+
+    def _rows(self, record: CommitRecord) -> tuple[LayoutRows, TensorRows]:
+        contents = Contents(self._tier, record)
+        try:
+            return layout_rows(contents), tensor_rows(contents)
+        except DamageError as error:
+            # The checkpoint is there and must be shown; what its tables said is lost until it is repaired.
+            log.error("%s", error.message)
+            return layout_rows_of(_EMPTY, record.tables["layout"].digest.hex() + "-unread"), TensorRows((), (), (), ())
+
+    def _refresh_pins(self) -> None:
+        uuid = self._tier.marker.tier_uuid
+        found = list(intents.list_intents(self._tier))
+        seen = {(row.intent, row.attempt) for row in self.ask(lambda m: m.pins()) if row.tier_uuid == uuid}
+        if seen != {(doc.attempt, attempt) for doc in found for _, attempt in doc.pins}:
+            self._write(lambda manifest: manifest.set_pins(uuid, found))
+
+    # --- what this process has just done ------------------------------------------------------
+
+    def put_saved(self, run_key: str, epoch: EpochDoc, saved: Saved) -> None:
+        """Puts in a checkpoint that this process committed; failing is harmless, it is read later."""
+        uuid = self._tier.marker.tier_uuid
+        contents = saved.contents
+        try:
+            digest = contents.record.tables["layout"].digest.hex()
+            rows: LayoutRows | str = digest if self.manifest.has_layout(digest) else layout_rows(contents)
+            with self.manifest.transaction():
+                self.manifest.put_run(epoch.run, run_key, epoch.started_at)
+                if epoch.number not in self.manifest.known_epochs(run_key):
+                    self.manifest.put_epoch(run_key, epoch)
+                self.manifest.put_record(
+                    uuid, run_key, saved.record, rows, tensor_rows(contents), saved.record_bytes
+                )
+        except CkptstoreError as error:
+            log.warning("the manifest will learn of %s later: %s", contents, error.message)
+
+
+def _run_row(named: tuple[str, float], run_key: str) -> tuple[str, str, float]:
+    name, created_at = named
+    return name, run_key, created_at
+
+
+def layout_rows(contents: Contents) -> LayoutRows:
+    """A layout for the manifest."""
+    return layout_rows_of(contents.layout, contents.record.tables["layout"].digest.hex())
+
+
+def layout_rows_of(table: Layout, digest: str) -> LayoutRows:
+    """A layout for the manifest, by its digest."""
+    boxes = [(i, box) for i, tensor in enumerate(table.tensors) for box in tensor.boxes]
+    return LayoutRows(
+        digest=digest,
+        chunk_bytes=table.chunk_bytes,
+        names=[tensor.name for tensor in table.tensors],
+        components=[tensor.component for tensor in table.tensors],
+        dtypes=[tensor.dtype.name for tensor in table.tensors],
+        shapes=[tensor.shape for tensor in table.tensors],
+        kinds=[tensor.kind for tensor in table.tensors],
+        box_tensor=[i for i, _ in boxes],
+        box_offsets=[box.offsets for _, box in boxes],
+        box_shapes=[box.sizes for _, box in boxes],
+        aliases=list(table.aliases),
+    )
+
+
+def tensor_rows(contents: Contents) -> TensorRows:
+    """One row per tensor for the manifest.
+
+    A tensor's digest is over its chunks' digests: equal digests of equal boxes mean equal bytes, without
+    reading any.
+    """
+    table = contents.layout
+    first = table.chunks.first.tolist()
+    digests = contents.digests
+    return TensorRows(
+        digests=[
+            blake3.blake3(b"".join(digests[first[i] : first[i + 1]])).hexdigest() for i in range(len(table.tensors))
+        ],
+        bytes=np.array([tensor.nbytes for tensor in table.tensors], np.int64),
+        new_bytes=contents.written_bytes,
+        chunks=np.diff(table.chunks.first),
+    )
+
+
+def similar(names: Iterable[str]) -> str:
+    """``; similar: 'a', 'b'`` or nothing, for error messages."""
+    shown = ", ".join(repr(name) for name in names)
+    return f"similar runs: {shown}" if shown else "`ckptstore ls` lists the runs"

@@ -1,0 +1,302 @@
+"""A checkpoint as users hold it: facts, loading, lazy tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptstore.errors import NotFoundError, PermissionDeniedError, UsageError
+from ckptstore.load.load import StoredTensor, load
+from ckptstore.load.restore import Filled, restore
+from ckptstore.load.select import Globs, Rename, Selection
+from ckptstore.model.history import Entry
+from ckptstore.model.ids import Attempt
+from ckptstore.model.ids import run_key as run_key_of
+from ckptstore.model.record import CommitRecord, ComponentSummary
+from ckptstore.model.targets import LOAD, SavedTree
+from ckptstore.tier import commits
+from ckptstore.tier.contents import Contents
+from ckptstore.tier.intents import Intent
+from ckptstore.tier.tier import Tier
+
+if TYPE_CHECKING:
+    from ckptstore.store import Store
+
+log = logging.getLogger("ckptstore")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore did, and what it passed over.
+
+    Attributes:
+        step, checkpoint: what the state now holds.
+        missing: names that the state has and the checkpoint has not (with ``strict=False``).
+        unexpected: names that the checkpoint has and the state did not take.
+        notes: what else a person should know (random states of absent devices, ...).
+        passed_over: newer checkpoints that were not taken, with the reason of each.
+        bytes_read, seconds: how much it read, and how long it took.
+    """
+
+    run: str
+    step: int
+    checkpoint: str
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
+    bytes_read: int = 0
+    seconds: float = 0.0
+
+
+class Checkpoint:
+    """What was saved at a step. Made by ``run.latest``, ``run[step]``, ``store.checkpoint(ref)``, ...
+
+    Its facts (state, tags, metrics) are those of the moment it was looked up.
+    """
+
+    def __init__(self, store: Store, tier: Tier, run: str, entry: Entry) -> None:
+        self._store = store
+        self._tier = tier
+        self._entry = entry
+        self.run = run
+
+    # --- facts --------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The checkpoint id: the same in every tier."""
+        return self._entry.checkpoint
+
+    @property
+    def step(self) -> int:
+        """The step it was saved at."""
+        return self._entry.step
+
+    @property
+    def epoch(self) -> int:
+        """Number of the session that saved it."""
+        return self._entry.epoch
+
+    @property
+    def sequence(self) -> int:
+        """Which save of its session it is."""
+        return self._entry.sequence
+
+    @property
+    def created_at(self) -> datetime.datetime:
+        """When it was committed, UTC, by its writer's clock."""
+        return datetime.datetime.fromtimestamp(self._entry.created_at, datetime.UTC)
+
+    @property
+    def state(self) -> str:
+        """"ok", "damaged", "invalid", "expiring" or "doomed"."""
+        return self._entry.facts.state
+
+    @property
+    def restorable(self) -> bool:
+        """Whether it can be "latest" or "best"."""
+        return self._entry.facts.restorable
+
+    @property
+    def metrics(self) -> Mapping[str, int | float]:
+        """Those given at save, overlaid by later annotations."""
+        return self._entry.facts.metrics
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Its tags, sorted."""
+        return self._entry.facts.tags
+
+    @property
+    def verified_at(self) -> datetime.datetime | None:
+        """When all of it was last found good."""
+        at = self._entry.facts.verified_at
+        return None if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC)
+
+    @functools.cached_property
+    def record(self) -> CommitRecord:
+        """The commit record.
+
+        Raises:
+            NotFoundError: it has been collected since.
+        """
+        found = commits.read_commit(self._tier, run_key_of(self.run), self._entry.attempt)
+        if not isinstance(found, CommitRecord):
+            raise NotFoundError(
+                f"run {self.run!r} step {self.step}: the checkpoint is gone", hint="look it up again: run.latest"
+            )
+        return found
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The caller's values."""
+        return self.record.metadata
+
+    @property
+    def components(self) -> tuple[ComponentSummary, ...]:
+        """Sizes per top-level key."""
+        return self.record.components
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        return self.record.logical_bytes
+
+    @property
+    def not_captured(self) -> tuple[str, ...]:
+        """Training state that the TrainState did not hold when it was saved."""
+        return self.record.not_captured
+
+    @functools.cached_property
+    def contents(self) -> Contents:
+        """The record's tables, read on demand."""
+        return Contents(self._tier, self.record)
+
+    @property
+    def saved(self) -> SavedTree:
+        """The structure of the state, with TensorSpecs in place of tensors."""
+        return self.contents.saved_tree
+
+    @functools.cached_property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """Its tensors by name, aliases included; read on demand: ``ckpt.tensors[name][0:100]``."""
+        return {
+            name: StoredTensor(self._tier, self.contents, index)
+            for name, index in sorted(self.contents.layout.by_name.items())
+        }
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.run!r} step {self.step}, {self.state}, {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and (self.run, self.id) == (other.run, other.id)
+
+    def __hash__(self) -> int:
+        return hash((self.run, self.id))
+
+    # --- loading ------------------------------------------------------------------------------
+
+    def load(
+        self,
+        only: Globs = None,
+        *,
+        exclude: Globs = None,
+        device: Any = None,
+        allow_pickle: bool = False,
+    ) -> dict[Any, Any]:
+        """The state as new objects, every byte verified.
+
+        Args:
+            only: globs over names (``"model.*"``); a name takes in all under it.
+            exclude: globs that are left out.
+            device: where torch tensors go; the CPU if None.
+            allow_pickle: rebuild values that were saved with ``allow_pickle=True``. Runs code from the
+                store: only for stores that you trust.
+
+        Raises:
+            NotFoundError: nothing has such a name.
+            DamageError: it cannot be read; nothing is returned.
+
+        Example:
+            >>> weights = run.latest.load("model.*")["model"]
+        """
+        with self._reading():
+            selection = Selection.of(only, exclude)
+            return load(self._tier, self.contents, selection, device=device, allow_pickle=allow_pickle)[0]
+
+    def restore(
+        self,
+        state: Any,
+        *,
+        strict: bool = True,
+        only: Globs = None,
+        exclude: Globs = None,
+        rename: Rename = None,
+        cast: Globs | bool = None,
+        allow_pickle: bool = False,
+        skip_samples: int = 0,
+    ) -> RestoreReport:
+        """Fills `state` from this checkpoint (a warm start: it opens no session and resumes no run).
+
+        Args:
+            state: a TrainState, or a dict: tensors and arrays are filled in place, objects get
+                ``load_state_dict``, other leaves are replaced.
+            strict: names on one side only are an error.
+            only, exclude: globs over stored names.
+            rename: how stored names are called in `state`: a mapping of names or prefixes, or a function.
+            cast: names whose dtype may be converted; True for all.
+            allow_pickle: as in :meth:`load`.
+            skip_samples: move the loader on by so many samples: go back and skip the bad batches.
+
+        Returns:
+            What was done.
+
+        Raises:
+            StateMismatchError: lists every difference; `state` is as it was.
+            PartlyRestoredError: reading failed after tensors had been written to.
+        """
+        started = self._tier.environment.monotonic()
+        selection = Selection.of(only, exclude, rename, cast)
+        with self._reading():
+            if callable(getattr(state, "restore_targets", None)):
+                filled, notes = self._restore_training(
+                    state, selection, strict=strict, allow_pickle=allow_pickle, skip_samples=skip_samples
+                )
+            else:
+                if not isinstance(state, dict):
+                    raise UsageError(f"state must be a dict or a TrainState, not {type(state).__name__}")
+                if skip_samples:
+                    raise UsageError("skip_samples needs a TrainState with a loader")
+                filled = restore(
+                    self._tier, self.contents, state, selection, strict=strict, allow_pickle=allow_pickle
+                )
+                notes = []
+        return RestoreReport(
+            run=self.run,
+            step=self.step,
+            checkpoint=self.id,
+            missing=filled.missing,
+            unexpected=filled.unexpected,
+            notes=tuple(notes),
+            bytes_read=filled.fetched.bytes_read,
+            seconds=self._tier.environment.monotonic() - started,
+        )
+
+    def _restore_training(
+        self, state: Any, selection: Selection, *, strict: bool, allow_pickle: bool, skip_samples: int
+    ) -> tuple[Filled, list[str]]:
+        targets = state.restore_targets(self.saved, skip_samples=skip_samples)
+        filled = restore(
+            self._tier,
+            self.contents,
+            targets,
+            selection,
+            strict=strict,
+            extend=False,
+            allow_pickle=allow_pickle,
+        )
+        tree = {key: part for key, part in filled.tree.items() if part is not LOAD}
+        if not selection.is_all and any(part is LOAD for part in filled.tree.values()):
+            log.info("restored only %s", ", ".join(sorted(map(str, tree))))
+        return filled, state.install(tree, skip_samples=skip_samples)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A read intent while it lasts; without write access it goes on unpinned, and fails cleanly."""
+        environment = self._tier.environment
+        attempt = str(Attempt(environment.new_ulid(), self.step, 1))
+        pin = (run_key_of(self.run), self._entry.attempt)
+        try:
+            intent = Intent.announce(self._tier, "read", attempt, self.run, [pin])
+        except PermissionDeniedError:
+            log.info("no write access to %s: reading without a pin", self._tier.url)
+            yield
+            return
+        with intent:
+            yield

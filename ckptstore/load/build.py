@@ -1,0 +1,138 @@
+"""New arrays for stored tensors, and values out of them once their bytes are in."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptstore import arrays
+from ckptstore.load.plan import Want
+from ckptstore.model.boxes import Box
+from ckptstore.model.layout import Tensor
+from ckptstore.model.targets import Opaque
+from ckptstore.model.values import Composite
+from ckptstore.tier.contents import Contents
+
+log = logging.getLogger("ckptstore")
+
+
+class Builder:
+    """Makes new objects for stored tensors; tied ones come back tied.
+
+    Attributes:
+        wants: to be fetched before :meth:`finish`.
+    """
+
+    def __init__(self, contents: Contents, *, device: Any = None, allow_pickle: bool = False) -> None:
+        self._contents = contents
+        self._device = device
+        self._allow_pickle = allow_pickle
+        self._made: dict[tuple[int, str, str | None], Any] = {}
+        self.wants: list[Want] = []
+
+    def tensor(self, index: int, kind: str, detail: str | None) -> Any:
+        """A placeholder that :meth:`finish` replaces by the loaded object, or the array itself."""
+        key = (index, kind, detail)
+        if key not in self._made:
+            tensor = self._contents.layout.tensors[index]
+            raw = self._allocate(index, tensor)
+            made = (
+                arrays.from_raw(raw, kind, tensor.dtype, tensor.shape, detail)
+                if kind in ("torch", "numpy")
+                else Blob(raw, kind)
+            )
+            if kind == "torch" and self._device is not None:
+                made = _Moved(made, self._device)
+            self._made[key] = made
+        return self._made[key]
+
+    def _allocate(self, index: int, tensor: Tensor) -> npt.NDArray[Any]:
+        raw = np.empty(tensor.nbytes, np.uint8)
+        if tensor.nbytes:
+            itemsize = tensor.dtype.itemsize
+            view = raw.view(arrays.raw_dtype(itemsize)).reshape(tensor.shape)
+            self.wants.append(Want(index, Box.whole(tensor.shape), view))
+        return raw
+
+    def finish(self, node: Any) -> Any:
+        """The tree with everything that had to wait for its bytes put together."""
+        if isinstance(node, Blob):
+            return node.value()
+        if isinstance(node, _Moved):
+            return node.value()
+        if isinstance(node, Composite):
+            parts = {name: self.finish(part) for name, part in node.parts.items()}
+            return self._composed(Composite(node.kind, node.head, parts))
+        if isinstance(node, Opaque) and isinstance(node.payload, bytes):
+            return self._unpickled(node)
+        return map_containers(node, self.finish)
+
+    def _composed(self, composite: Composite) -> Any:
+        made = arrays.rebuild_composite(composite)
+        if isinstance(made, Composite):
+            class_path = composite.head[0] if composite.kind == "subclass" else f"torch.{composite.head[0]}"
+            reason = f"import {class_path.rpartition('.')[0]} first, then load again"
+            log.warning("a %s comes back as its parts: %s", class_path, reason)
+            return Opaque(class_path, reason, composite.parts)
+        return made
+
+    def _unpickled(self, opaque: Opaque) -> Any:
+        if not self._allow_pickle:
+            log.warning("a pickled %s was not loaded: %s", opaque.class_path, opaque.reason)
+            return opaque
+        try:
+            return pickle.loads(opaque.payload)  # noqa: S301 - the caller asked for it on both sides
+        except Exception as error:  # its class may be gone, or its __setstate__ may raise anything
+            log.warning("a pickled %s cannot be rebuilt: %s", opaque.class_path, error)
+            return Opaque(opaque.class_path, f"it cannot be rebuilt: {error}", opaque.payload)
+
+
+class Blob:
+    """Bytes or text that is stored as a tensor, until it is read."""
+
+    def __init__(self, raw: npt.NDArray[np.uint8], kind: str) -> None:
+        self._raw = raw
+        self._kind = kind
+
+    def value(self) -> bytes | bytearray | str:
+        """The object it was."""
+        if self._kind == "bytearray":
+            return bytearray(self._raw.data)
+        data = self._raw.tobytes()
+        return data.decode("utf-8", "surrogatepass") if self._kind == "str" else data
+
+
+class _Moved:
+    """A tensor that goes to another device when its bytes are in."""
+
+    def __init__(self, tensor: Any, device: Any) -> None:
+        self._tensor = tensor
+        self._device = device
+        self._moved: Any = None
+
+    def value(self) -> Any:
+        if self._moved is None:  # once, so that tied tensors stay tied
+            self._moved = self._tensor.to(self._device)
+        return self._moved
+
+
+def map_containers(node: Any, call: Callable[[Any], Any]) -> Any:
+    """A container of the same kind with `call` applied to its items; all else as it is."""
+    if isinstance(node, dict):
+        for key, item in node.items():
+            made = call(item)
+            if made is not item:
+                node[key] = made
+        return node
+    if isinstance(node, list):
+        node[:] = [call(item) for item in node]
+        return node
+    if type(node) is tuple:
+        return tuple(call(item) for item in node)
+    return node
+

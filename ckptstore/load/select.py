@@ -1,0 +1,80 @@
+"""Choosing stored names: ``only``, ``exclude``, ``rename``, ``cast``."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+
+from ckptstore.errors import UsageError
+
+Globs = str | Iterable[str] | None
+Rename = Mapping[str, str] | Callable[[str], str] | None
+
+
+def _globs(value: Globs) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    patterns = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError("only, exclude and cast take glob patterns (str)")
+    return patterns
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Selection:
+    """Which stored names are wanted, and under which names a state knows them.
+
+    Patterns are shell globs over names like ``model.wte.weight``; a pattern also takes in all that lies
+    under it (``model`` means ``model`` and ``model.*``).
+    """
+
+    only: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    rename: Rename = None
+    cast: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, only: Globs = None, exclude: Globs = None, rename: Rename = None, cast: Globs | bool = None
+    ) -> Selection:
+        """From what callers give; ``cast=True`` means every name."""
+        if isinstance(cast, bool):
+            cast = "*" if cast else None
+        return cls(_globs(only), _globs(exclude) or (), rename, _globs(cast) or ())
+
+    def wants(self, name: str) -> bool:
+        """Whether a stored name was asked for."""
+        if self.only is not None and not _matches(name, self.only):
+            return False
+        return not _matches(name, self.exclude)
+
+    def may_cast(self, name: str) -> bool:
+        """Whether a dtype may be converted for this name."""
+        return _matches(name, self.cast)
+
+    def target_name(self, name: str) -> str:
+        """The name that a state knows a stored name by.
+
+        A mapping renames whole names, and prefixes that end at a dot (``{"model.": "student."}`` or
+        ``{"model": "student"}``); the longest that fits wins.
+        """
+        if self.rename is None:
+            return name
+        if callable(self.rename):
+            return self.rename(name)
+        for old in sorted(self.rename, key=len, reverse=True):
+            if name == old or (name.startswith(old) and (old.endswith(".") or name[len(old)] == ".")):
+                return self.rename[old] + name[len(old) :]
+        return name
+
+    @property
+    def is_all(self) -> bool:
+        """Nothing is left out."""
+        return self.only is None and not self.exclude
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(
+        fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, pattern + ".*") for pattern in patterns
+    )

@@ -1,0 +1,68 @@
+"""How a state says what it wants from a checkpoint: sentinels and specs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+
+class _Load:
+    """Type of :data:`LOAD`; a class of its own so that it prints well and survives pickling."""
+
+    _only: _Load | None = None
+
+    def __new__(cls) -> _Load:
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "LOAD"
+
+
+LOAD: Final = _Load()
+"""In a tree of targets: "give me the saved subtree that belongs here, as new objects"."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A stored tensor, without its bytes: what a saved tree shows in its place.
+
+    Attributes:
+        name: of the logical tensor.
+        dtype: like ``"bfloat16"``.
+        shape: the global shape.
+        kind: "torch", "numpy", "bytes", "bytearray" or "str": what it was in the state.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str = "torch"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SavedTree:
+    """The structure of a checkpoint: its components and values, with specs in place of tensors."""
+
+    tree: Any
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Top-level keys."""
+        return tuple(str(key) for key in self.tree)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opaque:
+    """Stands where a value could not be rebuilt here: pickled without leave, or its class is absent.
+
+    Attributes:
+        class_path: ``module.Class`` of what was saved.
+        reason: why it is not here, and what would bring it.
+        payload: the pickle bytes, or the raw inner values by name.
+    """
+
+    class_path: str
+    reason: str
+    payload: Any = dataclasses.field(repr=False, default=None)

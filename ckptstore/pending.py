@@ -1,0 +1,111 @@
+"""The handle of a save: what has become of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from ckptstore.errors import DeadlineError, UsageError
+from ckptstore.save.commit import Saved
+
+if TYPE_CHECKING:
+    from ckptstore.checkpoint import Checkpoint
+
+Level = Literal["captured", "committed", "failed"]
+LEVELS: tuple[Level, ...] = ("captured", "committed")
+
+
+class PendingSave:
+    """A save under way: ``captured`` when training may go on, ``committed`` when it cannot be lost.
+
+    An error of the save is raised by :meth:`result`, :meth:`wait`, the run's next ``save`` and ``close``:
+    by the first of them that is called.
+    """
+
+    def __init__(self, run: str, step: int) -> None:
+        self.run = run
+        self.step = step
+        self._done = threading.Event()
+        self._saved: Saved | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._error: BaseException | None = None
+        self._was_raised = False
+        self.blocked_seconds = 0.0
+
+    @property
+    def level(self) -> Level:
+        """How far it has come."""
+        if not self._done.is_set():
+            return "captured"
+        return "committed" if self._error is None else "failed"
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._done.is_set()
+
+    @property
+    def new_bytes(self) -> int:
+        """Tensor bytes that this save wrote; 0 until committed."""
+        return self._saved.record.new_bytes if self._saved else 0
+
+    @property
+    def reused_bytes(self) -> int:
+        """Tensor bytes that it took from checkpoints stored before; 0 until committed."""
+        return self._saved.record.reused_bytes if self._saved else 0
+
+    def wait(self, level: str = "committed", timeout: float | None = None) -> Checkpoint:
+        """Waits until the save has reached a level.
+
+        Args:
+            level: "captured" or "committed".
+            timeout: seconds; None waits without end.
+
+        Raises:
+            DeadlineError: not yet; the save goes on.
+            SaveFailedError, SessionSupersededError, ...: what ended the save.
+            UsageError: no such level.
+        """
+        if level not in LEVELS:
+            raise UsageError(f"no such level: {level!r}", hint=f"levels are {', '.join(LEVELS)}")
+        if not self._done.wait(timeout):
+            raise DeadlineError(
+                f"save of run {self.run!r} step {self.step} is {self.level}, not {level}, after {timeout} s"
+            )
+        self.raise_error()
+        assert self._checkpoint is not None
+        return self._checkpoint
+
+    def result(self) -> Checkpoint:
+        """The committed checkpoint; raises what failed."""
+        return self.wait()
+
+    def raise_error(self) -> None:
+        """Raises the save's error, if it failed; it then counts as told."""
+        if self._error is not None:
+            self._was_raised = True
+            raise self._error
+
+    @property
+    def has_untold_error(self) -> bool:
+        """Failed, and nobody has been told yet."""
+        return self._error is not None and not self._was_raised
+
+    def finish(self, saved: Saved, checkpoint: Checkpoint) -> None:
+        """The saver's word that it is committed."""
+        self._saved, self._checkpoint = saved, checkpoint
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """The saver's word that it has failed."""
+        self._error = error
+        self._done.set()
+
+    def __repr__(self) -> str:
+        return f"<PendingSave {self.run!r} step {self.step}: {self.level}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a pending save belongs to the process that saves; it cannot be pickled",
+            hint="send its step, and look it up there: run[step]",
+        )

@@ -1,0 +1,75 @@
+"""A small pool of threads with a bound on what is in flight, and one error for all."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+
+def default_threads(concurrency: int) -> int:
+    """How many threads serve a backend well: hashing wants the cores, waiting on I/O a few more."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        cores = os.cpu_count() or 1
+    return max(2, min(concurrency, 2 * cores))
+
+
+class Pool:
+    """Runs calls in threads; after the first error nothing more is started and :meth:`drain` raises it.
+
+    As a context, leaving it waits for what runs.
+    """
+
+    def __init__(self, threads: int, *, in_flight: int | None = None, name: str = "ckptstore") -> None:
+        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._limit = in_flight or 2 * threads
+        self._running = 0
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+
+    def submit(self, call: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Starts a call as soon as there is room; waits for room.
+
+        Raises:
+            The first error of an earlier call.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._running < self._limit or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            self._running += 1
+        self._executor.submit(self._run, call, args, kwargs)
+
+    def _run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        error: BaseException | None = None
+        try:
+            if self._error is None:
+                call(*args, **kwargs)
+        except BaseException as caught:  # noqa: BLE001 - handed to whoever drains
+            error = caught
+        with self._changed:
+            self._error = self._error or error
+            self._running -= 1
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Waits until nothing is in flight; raises the first error."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._running == 0)
+            if self._error is not None:
+                raise self._error
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._executor.shutdown(wait=True)

@@ -1,0 +1,145 @@
+"""From a live state to a layout, its arrays and its tree: everything is refused here or never."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ckptstore import arrays
+from ckptstore.errors import UnsupportedValueError, UsageError
+from ckptstore.model import values
+from ckptstore.model.boxes import Box
+from ckptstore.model.dtypes import BY_NAME
+from ckptstore.model.layout import Layout, Tensor, assign_names
+from ckptstore.model.values import Leaf, StatePath, class_path_of, show_path
+
+BLOB_BYTES = 64 << 10
+"""From this size, bytes and str are stored as tensors are, not in the tree."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlatState:
+    """A state ready to be written.
+
+    Attributes:
+        layout: its tensors, sorted by name.
+        sources: the live object of each tensor, in layout order.
+        tree: the packed tree.
+    """
+
+    layout: Layout
+    sources: tuple[Any, ...]
+    tree: bytes
+
+
+def flatten_state(state: Mapping[Any, Any], chunk_bytes: int, *, allow_pickle: bool = False) -> FlatState:
+    """Takes a state apart.
+
+    Args:
+        state: nested containers of tensors, arrays, values and objects with ``state_dict``.
+        chunk_bytes: the store's.
+        allow_pickle: values of other types are pickled into the tree instead of being refused.
+
+    Raises:
+        UsageError: the state is not a dict.
+        UnsupportedValueError: names the path of what cannot be stored; nothing was written.
+    """
+    if not isinstance(state, Mapping):
+        raise UsageError(
+            f"state must be a dict of components, not {class_path_of(state)}",
+            hint="save {'model': model, 'optimizer': optimizer, ...} or a ckptstore.TrainState",
+        )
+    collector = _Collector(allow_pickle)
+    plain = values.flatten(dict(state), collector.leaf_of)
+    return collector.finish(plain, chunk_bytes)
+
+
+class _Collector:
+    def __init__(self, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+        self._leaves: list[Leaf] = []
+        self._infos: list[arrays.ArrayInfo] = []
+        self._open: set[int] = set()
+
+    def leaf_of(self, value: Any, path: StatePath) -> Any:
+        if isinstance(value, np.ndarray) or arrays.is_torch_tensor(value):
+            composite = arrays.composite_of(value, path)
+            if composite is not None:
+                return composite
+            info = arrays.describe(value, path)
+            return self._add(Leaf(path, value, info.kind, info.detail), info)
+        if isinstance(value, (str, bytes, bytearray)) and type(value) in (str, bytes, bytearray):
+            if len(value) < BLOB_BYTES:
+                return None
+            return self._add_blob(value, path)
+        if type(value) is memoryview:
+            return bytes(value)
+        if _has_state_dict(value):
+            return value.state_dict()
+        return self._pickled(value, path) if self._allow_pickle else None
+
+    def _add(self, leaf: Leaf, info: arrays.ArrayInfo) -> Leaf:
+        self._leaves.append(leaf)
+        self._infos.append(info)
+        return leaf
+
+    def _add_blob(self, value: str | bytes | bytearray, path: StatePath) -> Leaf:
+        kind = type(value).__name__
+        raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
+        array = np.frombuffer(raw, np.uint8)
+        info = arrays.ArrayInfo(BY_NAME["uint8"], array.shape, kind, None, None)
+        return self._add(Leaf(path, array, kind), info)
+
+    def _pickled(self, value: Any, path: StatePath) -> Any:
+        """An opaque leaf, if nothing else can hold the value."""
+        try:
+            values.flatten(value, lambda _value, _path: None, path)
+        except UnsupportedValueError:
+            try:
+                payload = pickle.dumps(value)
+            except Exception as error:  # a user's __reduce__ may raise anything
+                raise UnsupportedValueError(
+                    f"{show_path(path)} is of type {class_path_of(value)}, which cannot even be pickled: {error}",
+                    path=show_path(path),
+                    hint="leave it out, or save plain values instead",
+                ) from error
+            return values.opaque(class_path_of(value), payload)
+        return None
+
+    def finish(self, plain: Any, chunk_bytes: int) -> FlatState:
+        names = assign_names([leaf.path for leaf in self._leaves])
+        ties: dict[tuple[Any, ...], int] = {}
+        order = sorted(range(len(names)), key=names.__getitem__)
+        tensors: list[Tensor] = []
+        sources: list[Any] = []
+        aliases: list[tuple[str, int]] = []
+        for i in order:
+            leaf, info, name = self._leaves[i], self._infos[i], names[i]
+            tied = ties.get(info.tie) if info.tie is not None else None
+            if tied is not None:
+                leaf.index = tied
+                aliases.append((name, tied))
+                continue
+            leaf.index = len(tensors)
+            if info.tie is not None:
+                ties[info.tie] = leaf.index
+            box = (Box.whole(info.shape),) if 0 not in info.shape else ()
+            component = str(leaf.path[0])
+            tensors.append(Tensor(name, component, info.dtype, info.shape, info.kind, box))
+            sources.append(leaf.value)
+        layout = Layout(tuple(tensors), tuple(aliases), chunk_bytes)
+        tree = values.pack(plain)
+        if len(tree) > values.MAX_TREE_BYTES:
+            raise UsageError(
+                f"the values of the state (without tensors) take {len(tree)} bytes, more than {values.MAX_TREE_BYTES}",
+                hint="store large lists of numbers as arrays",
+            )
+        return FlatState(layout, tuple(sources), tree)
+
+
+def _has_state_dict(value: Any) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "state_dict", None))

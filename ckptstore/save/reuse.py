@@ -1,0 +1,134 @@
+"""What a save may take from checkpoints it has pinned, instead of writing it again.
+
+Reuse rests on a *pin* that came before, never on "an object of that name exists" or on the manifest
+(invariant 4). The index holds only what pinned records name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+from ckptstore.backend import Backend
+from ckptstore.errors import BackendError, DamageError
+from ckptstore.model.ids import Digest
+from ckptstore.model.record import CommitRecord
+from ckptstore.tier.contents import Contents
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a chunk's bytes are already.
+
+    Attributes:
+        key: the object; `object_bytes` its size.
+        offset, length: in it.
+    """
+
+    key: str
+    object_bytes: int
+    offset: int
+    length: int
+
+    @property
+    def in_pack(self) -> bool:
+        """A pack holds other chunks too, so reusing one keeps them all alive."""
+        return self.key.startswith("packs/")
+
+
+class ReuseIndex:
+    """Chunks of the pinned checkpoints by digest; objects are checked once, when first reused."""
+
+    def __init__(
+        self,
+        contents: Iterable[Contents],
+        backend: Backend,
+        on_missing: Callable[[CommitRecord, str, str], None],
+    ) -> None:
+        """
+        Args:
+            contents: of pinned records that survived, the preferred ones first.
+            on_missing: told (record, key, reason) of an object that should be there and is not.
+        """
+        self._backend = backend
+        self._on_missing = on_missing
+        self._chunks: dict[Digest, Stored] = {}
+        self._owner: dict[str, CommitRecord] = {}
+        self._good: dict[str, bool] = {}
+        self._tables: dict[Digest, tuple[str, int]] = {}
+        for content in contents:
+            try:
+                self._add(content)
+            except DamageError as error:  # nothing can be reused from it, but this save is whole
+                self._on_missing(content.record, getattr(error, "key", ""), error.message)
+
+    def _add(self, content: Contents) -> None:
+        keys, sizes = content.keys.keys, content.keys.sizes.tolist()
+        location, digests = content.locations, content.digests
+        for key in keys:
+            self._owner.setdefault(key, content.record)
+        for digest, row, offset, length in zip(
+            digests,
+            location.object.tolist(),
+            location.offset.tolist(),
+            location.length.tolist(),
+            strict=True,
+        ):
+            if digest not in self._chunks:
+                self._chunks[digest] = Stored(keys[row], sizes[row], offset, length)
+        for ref in content.record.tables.values():
+            for piece in ref.pieces:
+                self._tables.setdefault(piece.digest, (piece.key, piece.size_bytes))
+                self._owner.setdefault(piece.key, content.record)
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def chunk(self, digest: Digest) -> Stored | None:
+        """Where a chunk is, if its object is still as it should be."""
+        found = self._chunks.get(digest)
+        return found if found is not None and self.check(found.key, found.object_bytes) else None
+
+    def table_piece(self, digest: Digest) -> str | None:
+        """The key of a table piece of this content, if it is still there."""
+        found = self._tables.get(digest)
+        return found[0] if found is not None and self.check(*found) else None
+
+    def check(self, key: str, size_bytes: int) -> bool:
+        """Whether an object is there with its size: a pin is needed for reuse, but not enough."""
+        good = self._good.get(key)
+        if good is None:
+            good = self._good[key] = self._look(key, size_bytes)
+        return good
+
+    def _look(self, key: str, size_bytes: int) -> bool:
+        try:
+            found = self._backend.head(key).size_bytes
+        except BackendError as error:
+            if error.transient:
+                raise
+            reason = error.message
+        else:
+            if found == size_bytes:
+                return True
+            reason = f"{key} has {found} bytes instead of {size_bytes}"
+        self._on_missing(self._owner[key], key, reason)
+        return False
+
+    def worthwhile_packs(self, wanted: Mapping[Digest, int]) -> set[str]:
+        """Packs of which this save reuses at least half of the bytes.
+
+        The others' chunks are written anew, so that a pack's dead bytes stay below its live ones and
+        nothing ever needs repacking.
+
+        Args:
+            wanted: digests of this save's small chunks -> bytes.
+        """
+        used: dict[str, int] = {}
+        total: dict[str, int] = {}
+        for digest, nbytes in wanted.items():
+            found = self._chunks.get(digest)
+            if found is not None and found.in_pack:
+                used[found.key] = used.get(found.key, 0) + nbytes
+                total[found.key] = found.object_bytes
+        return {key for key, nbytes in used.items() if 2 * nbytes >= total[key]}

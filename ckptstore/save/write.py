@@ -1,0 +1,204 @@
+"""Cutting, hashing, and reusing or putting: from live arrays to objects and locations."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Iterable, Iterator
+
+import blake3
+import numpy as np
+
+from ckptstore import arrays
+from ckptstore.backend import Backend
+from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
+from ckptstore.model.layout import Layout
+from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
+from ckptstore.pool import Pool
+from ckptstore.save.reuse import ReuseIndex, Stored
+
+_HASH_BATCH_BYTES = 4 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Where small ends: chunks under `pack_below_bytes` go into packs of up to `pack_bytes`."""
+
+    pack_below_bytes: int
+    pack_bytes: int
+
+    @classmethod
+    def of(cls, chunk_bytes: int) -> Limits:
+        """For a store's chunk size; 4 and 64 MiB at the default of 16 MiB (measured: docs/design)."""
+        return cls(min(4 << 20, max(chunk_bytes // 4, 1)), min(64 << 20, chunk_bytes * 4))
+
+
+@dataclasses.dataclass(slots=True)
+class Small:
+    """A small chunk on its way into a pack."""
+
+    row: int
+    component: str
+    data: memoryview
+
+
+class Writer:
+    """Writes one attempt's chunks.
+
+    After :meth:`write`, every chunk of the layout has a digest and a location, and every object named
+    there was put (not yet synced) or was found reusable. After an error, objects of this attempt may be
+    left behind: they are garbage that nothing names.
+    """
+
+    def __init__(
+        self, backend: Backend, pool: Pool, index: ReuseIndex, attempt: str, rank: int, layout: Layout
+    ) -> None:
+        self._backend = backend
+        self._pool = pool
+        self._index = index
+        self._attempt = attempt
+        self._rank = rank
+        self._layout = layout
+        self._limits = Limits.of(layout.chunk_bytes)
+        count = len(layout.chunks)
+        self.digests: list[Digest] = [Digest(b"")] * count
+        self._stored: list[Stored | None] = [None] * count
+        self._placed: dict[Digest, Stored] = {}
+        self._lock = threading.Lock()
+
+    def write(self, sources: Iterable[object]) -> None:
+        """Hashes everything; puts what cannot be reused.
+
+        Args:
+            sources: the array of each tensor, in layout order.
+        """
+        views = [arrays.bytes_of(source) for source in sources]
+        small, large = self._split(views)
+        for batch in _batches(small, _HASH_BATCH_BYTES):
+            self._pool.submit(self._hash_batch, batch)
+        self._pool.drain()
+        for pack in self._packs(small):
+            self._pool.submit(self._put_pack, pack)
+        for row, data in large:
+            self._pool.submit(self._put_large, row, data)
+        self._pool.drain()
+
+    def _split(self, views: list[memoryview]) -> tuple[list[Small], list[tuple[int, memoryview]]]:
+        layout, limit = self._layout, self._limits.pack_below_bytes
+        first = layout.chunks.first.tolist()
+        nbytes = layout.chunks.nbytes.tolist()
+        small: list[Small] = []
+        large: list[tuple[int, memoryview]] = []
+        for i, (tensor, view) in enumerate(zip(layout.tensors, views, strict=True)):
+            start = 0
+            for row in range(first[i], first[i + 1]):
+                piece = view[start : start + nbytes[row]]
+                start += nbytes[row]
+                if nbytes[row] < limit:
+                    small.append(Small(row, tensor.component, piece))
+                else:
+                    large.append((row, piece))
+        return small, large
+
+    # --- large chunks, one object each --------------------------------------------------------
+
+    def _put_large(self, row: int, data: memoryview) -> None:
+        digest = digest_of(data)
+        self.digests[row] = digest
+        stored = self._index.chunk(digest)
+        if stored is None or stored.in_pack:
+            stored = Stored(chunk_key(digest, self._attempt, self._rank), len(data), 0, len(data))
+            with self._lock:
+                # Equal content twice in one state: the first to come writes it.
+                first = self._placed.setdefault(digest, stored)
+            if first is stored:
+                self._backend.put(stored.key, [data])
+            stored = first
+        self._stored[row] = stored
+
+    # --- small chunks, in packs ---------------------------------------------------------------
+
+    def _hash_batch(self, batch: list[Small]) -> None:
+        hasher, digests = blake3.blake3, self.digests
+        for small in batch:
+            digests[small.row] = Digest(hasher(small.data).digest())
+
+    def _packs(self, small: list[Small]) -> Iterator[list[Small]]:
+        """Groups what must be written, per component in name order; locates the rest."""
+        wanted = {self.digests[item.row]: len(item.data) for item in small}
+        worthwhile = self._index.worthwhile_packs(wanted)
+        seen: dict[Digest, int] = {}
+        repeats: list[tuple[int, int]] = []
+        for _, group in itertools.groupby(sorted(small, key=_by_component), key=_by_component):
+            pack: list[Small] = []
+            size = 0
+            for item in group:
+                digest = self.digests[item.row]
+                if digest in seen:
+                    repeats.append((item.row, seen[digest]))
+                    continue
+                seen[digest] = item.row
+                stored = self._index.chunk(digest)
+                if stored is not None and (not stored.in_pack or stored.key in worthwhile):
+                    self._stored[item.row] = stored
+                    continue
+                if size + len(item.data) > self._limits.pack_bytes and pack:
+                    yield self._locate(pack, size)
+                    pack, size = [], 0
+                pack.append(item)
+                size += len(item.data)
+            if pack:
+                yield self._locate(pack, size)
+        for row, original in repeats:
+            self._stored[row] = self._stored[original]
+
+    def _locate(self, pack: list[Small], size: int) -> list[Small]:
+        digest = digest_of(b"".join(self.digests[item.row] for item in pack))
+        key = pack_key(digest, self._attempt, self._rank)
+        offset = 0
+        for item in pack:
+            self._stored[item.row] = Stored(key, size, offset, len(item.data))
+            offset += len(item.data)
+        return pack
+
+    def _put_pack(self, pack: list[Small]) -> None:
+        stored = self._stored[pack[0].row]
+        assert stored is not None
+        self._backend.put(stored.key, [item.data for item in pack])
+
+    # --- results ------------------------------------------------------------------------------
+
+    def key_list(self) -> KeyList:
+        """Every object that holds a chunk of this checkpoint."""
+        return KeyList.of({stored.key: stored.object_bytes for stored in self._stored if stored is not None})
+
+    def locations(self, keys: KeyList) -> Locations:
+        """The location table's rows."""
+        row_of = {key: i for i, key in enumerate(keys.keys)}
+        rows = [(row_of[s.key], s.offset, s.length) for s in self._stored if s is not None]
+        table = np.array(rows, np.int64).reshape(len(rows), 3)
+        return Locations(
+            np.ascontiguousarray(table[:, 0]),
+            np.ascontiguousarray(table[:, 1]),
+            np.ascontiguousarray(table[:, 2]),
+            np.full(len(rows), CODEC_RAW, np.uint8),
+        )
+
+
+def _by_component(item: Small) -> str:
+    return item.component
+
+
+def _batches(small: list[Small], batch_bytes: int) -> Iterator[list[Small]]:
+    batch: list[Small] = []
+    size = 0
+    for item in small:
+        batch.append(item)
+        size += len(item.data)
+        if size >= batch_bytes:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+

@@ -1,0 +1,184 @@
+"""A store: one place that keeps the checkpoints of many runs."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from ckptstore import refs
+from ckptstore.backend import open_backend
+from ckptstore.catalog import Catalog, similar
+from ckptstore.checkpoint import Checkpoint
+from ckptstore.config import StoreConfig, resolve
+from ckptstore.environment import Environment
+from ckptstore.errors import ConflictError, GuardError, NotFoundError, StoreNotFoundError, WrongStoreError
+from ckptstore.manifest import RunRow
+from ckptstore.run import Run
+from ckptstore.tier import runs
+from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
+from ckptstore.tier.retry import RetryingBackend
+from ckptstore.tier.tier import Tier
+
+_RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+
+class Store:
+    """An open store. Made by :func:`open` and :func:`init`; opening one changes nothing in it."""
+
+    def __init__(self, config: StoreConfig, tier: Tier) -> None:
+        self._config = config
+        self.tier = tier
+        self.catalog = Catalog(tier)
+
+    @property
+    def url(self) -> str:
+        """Where its first tier is."""
+        return self.tier.url
+
+    @property
+    def uuid(self) -> str:
+        """Its identity: made at ``init``, the same in all tiers."""
+        return self.tier.marker.store_uuid
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The largest chunk."""
+        return self.tier.marker.chunk_bytes
+
+    def __repr__(self) -> str:
+        return f"<Store {self.url}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopen, (self._config,))
+
+    def run(self, name: str) -> Run:
+        """The run of that name, new or old; touches nothing.
+
+        Raises:
+            UsageError: the name cannot be used.
+        """
+        return Run(self, name)
+
+    def runs(self) -> list[RunRow]:
+        """All runs by name, with totals."""
+        self.catalog.refresh()
+        return self.catalog.ask(lambda manifest: manifest.runs())
+
+    def checkpoint(self, ref: str) -> Checkpoint:
+        """The checkpoint that a REF names (``RUN@latest``, ``RUN@12000``, ``RUN@tag``, an id prefix, ...).
+
+        Raises:
+            NotFoundError: the run or the checkpoint does not exist; similar names are given.
+            ConflictError: an id prefix that fits several.
+        """
+        name, selector = refs.split(ref)
+        if name is not None:
+            run = self.run(name)
+            if not run.exists:
+                self.catalog.refresh()
+                names = self.catalog.ask(lambda manifest: manifest.find_runs_like(name))
+                raise NotFoundError(f"there is no run {name!r} in {self.url}", hint=similar(names))
+            return run.find(selector)
+        self.catalog.refresh()
+        found = self.catalog.ask(lambda manifest: manifest.checkpoint_by_prefix(selector.upper()))
+        if len(found) > 1:
+            raise ConflictError(f"{ref!r} fits {len(found)} checkpoints", hint="write more of the id")
+        if not found:
+            raise NotFoundError(f"no checkpoint id in {self.url} begins with {ref!r}", hint="REFs look like RUN@latest")
+        run_key, checkpoint = found[0]
+        named = runs.read_run(self.tier, run_key)
+        if named is None:
+            raise NotFoundError(f"the run of checkpoint {checkpoint} is gone")
+        return self.run(named[0]).find(checkpoint)
+
+    def rebuild(self) -> None:
+        """Makes the manifest anew from the tier; nothing else changes, and no answer does."""
+        self.catalog.rebuild()
+
+    def close(self) -> None:
+        """Frees what is open; a later call opens it again."""
+        self.catalog.close()
+        self.tier.backend.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open(  # noqa: A001 - reads as ckptstore.open
+    location: str | os.PathLike[str],
+    *,
+    create: bool = False,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    environment: Environment | None = None,
+) -> Store:
+    """Opens a store; changes nothing in it.
+
+    Args:
+        location: a directory, a URL, or a ``ckptstore.toml``.
+        create: make it if it is absent. Never after a restart: a disk that is not mounted must not turn
+            into an empty store.
+        chunk_bytes: of a store made now.
+        environment: clock and randomness, for tests.
+
+    Raises:
+        StoreNotFoundError: there is none.
+        WrongStoreError: another store than the toml file names is there.
+        FormatTooNewError, DocumentError: it cannot be used by this release.
+
+    Example:
+        >>> store = ckptstore.open("ckpts")
+    """
+    config = resolve(location)
+    env = environment or Environment()
+    backend = RetryingBackend(open_backend(config.tiers[0].url, config.tiers[0].options), sleep=env.sleep)
+    try:
+        tier = Tier.open(backend, env)
+    except StoreNotFoundError:
+        if not create:
+            raise
+        restarts = [name for name in _RESTART_COUNTS if (os.environ.get(name) or "0") != "0"]
+        if restarts:
+            raise GuardError(
+                f"there is no store at {backend.url}, and {restarts[0]} says that this is a restart: "
+                "no new one is made in its place",
+                hint="check that the disk is mounted; `ckptstore init` makes a new store",
+            ) from None
+        try:
+            tier = Tier.create(backend, env, chunk_bytes=chunk_bytes)
+        except ConflictError:
+            tier = Tier.open(backend, env)  # made by another process just now, or not a place for a store
+    if config.store_uuid is not None and config.store_uuid != tier.marker.store_uuid:
+        raise WrongStoreError(
+            f"the store at {backend.url} is {tier.marker.store_uuid}, not {config.store_uuid} as configured",
+            hint="check that the right disk is mounted, or correct store_uuid",
+        )
+    return Store(config, tier)
+
+
+def init(
+    location: str | os.PathLike[str],
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    environment: Environment | None = None,
+) -> Store:
+    """Makes a new store at an absent or empty place.
+
+    Raises:
+        ConflictError: there is a store already, or something else.
+    """
+    config = resolve(location)
+    env = environment or Environment()
+    backend = RetryingBackend(open_backend(config.tiers[0].url, config.tiers[0].options), sleep=env.sleep)
+    return Store(config, Tier.create(backend, env, chunk_bytes=chunk_bytes))
+
+
+def _reopen(config: StoreConfig) -> Store:
+    tier_config = config.tiers[0]
+    backend = RetryingBackend(open_backend(tier_config.url, tier_config.options))
+    return Store(config, Tier.open(backend, Environment()))

@@ -1,0 +1,82 @@
+"""Commit keys: reading what stands there, and the one act that makes a checkpoint exist."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from ckptstore.backend import ObjectInfo
+from ckptstore.errors import BackendError, ObjectExistsError
+from ckptstore.model.documents import decode_commit, encode_end
+from ckptstore.model.ids import Attempt
+from ckptstore.model.record import CommitEnd, CommitRecord
+from ckptstore.tier import layout
+from ckptstore.tier.tier import Tier
+
+log = logging.getLogger("ckptstore")
+
+_TRIES = 4
+
+
+def read_commit(tier: Tier, run_key: str, attempt: str) -> CommitRecord | CommitEnd | None:
+    """What stands at a commit key; None when nothing does.
+
+    Raises:
+        DocumentError, FormatTooNewError: something does, but it cannot be read.
+    """
+    key = layout.commit_key(run_key, attempt)
+    data = tier.read(key)
+    return None if data is None else decode_commit(data, f"{key} at {tier.url}")
+
+
+def list_commits(tier: Tier, run_key: str) -> Iterator[tuple[str, ObjectInfo]]:
+    """(attempt, object) of every commit key of a run; names that are no attempt are skipped."""
+    for info in tier.listing(layout.commit_prefix(run_key)):
+        attempt = layout.stem(info.key)
+        try:
+            Attempt.parse(attempt)
+        except ValueError:
+            log.warning("ignoring %s at %s: not a commit key", info.key, tier.url)
+            continue
+        yield attempt, info
+
+
+def settle(tier: Tier, run_key: str, attempt: str, data: bytes) -> CommitRecord | CommitEnd:
+    """Creates a commit key's document and returns what stands there afterwards: the one outcome.
+
+    A lost reply is not a failure: the key is read back. Ours there = committed; VOID = fenced;
+    GONE = committed and collected since; nothing = tried again.
+
+    Args:
+        data: our record, or a VOID.
+
+    Raises:
+        BackendError: the tier did not answer often enough; the outcome is not known.
+    """
+    key = layout.commit_key(run_key, attempt)
+    failure: BackendError | None = None
+    for number in range(_TRIES):
+        if number:
+            tier.environment.sleep(0.05 * 2**number)
+        try:
+            tier.backend.put(key, [data], if_absent=tier.backend.capabilities.create_if_absent)
+        except ObjectExistsError:
+            pass
+        except BackendError as error:
+            failure = error
+        try:
+            found = read_commit(tier, run_key, attempt)
+        except BackendError as error:
+            failure = error
+            continue
+        if found is not None:
+            return found
+        if failure is not None and not failure.transient:
+            raise failure
+    assert failure is not None
+    raise failure
+
+
+def fence(tier: Tier, run_key: str, attempt: str, reason: str) -> CommitRecord | CommitEnd:
+    """Ends an attempt that has failed: VOID at its commit key, unless it has committed after all."""
+    return settle(tier, run_key, attempt, encode_end(CommitEnd(attempt, "void", reason)))

@@ -1,0 +1,142 @@
+"""What a committed checkpoint holds: its tables, read when asked for and checked against the record."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptstore.errors import BackendError, ChunkDamagedError, DocumentError
+from ckptstore.model import tables, values
+from ckptstore.model.ids import Digest, digest_of
+from ckptstore.model.layout import Layout
+from ckptstore.model.record import CommitRecord, TableRef
+from ckptstore.model.tables import KeyList, Locations
+from ckptstore.model.targets import SavedTree, TensorSpec
+from ckptstore.tier.tier import Tier
+
+
+class Contents:
+    """The tables of one record in one tier.
+
+    Every property raises ChunkDamagedError or DocumentError, naming run, step and key, when its table is
+    missing or is not what the record says.
+    """
+
+    def __init__(self, tier: Tier, record: CommitRecord) -> None:
+        self._tier = tier
+        self.record = record
+
+    @classmethod
+    def of(
+        cls,
+        tier: Tier,
+        record: CommitRecord,
+        *,
+        layout: Layout,
+        digests: list[Digest],
+        locations: Locations,
+        keys: KeyList,
+    ) -> Contents:
+        """What a saver knows already; only the tree would be read again."""
+        contents = cls(tier, record)
+        contents.__dict__.update(layout=layout, digests=digests, locations=locations, keys=keys)
+        return contents
+
+    def __str__(self) -> str:
+        return f"run {self.record.run!r} step {self.record.step}"
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Tensors and boxes."""
+        layout = Layout.decode(self._table("layout"))
+        problems = layout.check_coverage()
+        if problems:
+            raise DocumentError(f"{self}: boxes do not cover their tensors: {'; '.join(problems[:5])}")
+        return layout
+
+    @functools.cached_property
+    def digests(self) -> list[Digest]:
+        """One per chunk."""
+        return tables.decode_digests(self._table("digests"), len(self.layout.chunks))
+
+    @functools.cached_property
+    def keys(self) -> KeyList:
+        """Every object that holds a chunk (the tables' own pieces are named in the record)."""
+        return KeyList.decode(self._table("keys"))
+
+    @functools.cached_property
+    def locations(self) -> Locations:
+        """Where each chunk is."""
+        return Locations.decode(self._table("locations"), self.layout.chunks.nbytes, self.keys)
+
+    @functools.cached_property
+    def written_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes per tensor that this record's own attempt wrote; int64, (tensors,)."""
+        return tables.written_bytes(self.layout, self.locations, self.keys, self.record.attempt)
+
+    @functools.cached_property
+    def tree(self) -> bytes:
+        """The packed tree of the state."""
+        return self._table("tree")
+
+    @functools.cached_property
+    def saved_tree(self) -> SavedTree:
+        """The structure of the state, with specs in place of tensors."""
+        layout = self.layout
+
+        def spec(index: int, kind: str, detail: str | None) -> TensorSpec:
+            tensor = layout.tensors[index]
+            return TensorSpec(tensor.name, tensor.dtype.name, tensor.shape, kind)
+
+        return SavedTree(self.decode_tree(spec))
+
+    def decode_tree(
+        self, tensor_of: values.TensorOf, compose: values.Compose | None = None
+    ) -> dict[Any, Any]:
+        """The tree with `tensor_of` in place of its tensors."""
+        tree = values.decode(self.tree, tensor_of, f"the tree of {self}", compose)
+        if not isinstance(tree, dict):
+            raise DocumentError(f"the tree of {self} is not a dict")
+        return tree
+
+    @property
+    def object_sizes(self) -> dict[str, int]:
+        """Key -> bytes of every object that must be there for the record to be whole."""
+        sizes = dict(zip(self.keys.keys, self.keys.sizes.tolist(), strict=True))
+        for ref in self.record.tables.values():
+            sizes.update((piece.key, piece.size_bytes) for piece in ref.pieces)
+        return sizes
+
+    def _table(self, name: str) -> bytes:
+        return read_table(self._tier, self.record.tables[name], f"the {name} table of {self}")
+
+
+def read_table(tier: Tier, ref: TableRef, what: str) -> bytes:
+    """A table's bytes, checked.
+
+    Raises:
+        ChunkDamagedError: a piece is missing, short or not what the record says.
+    """
+    data = ref.inline
+    if data is None:
+        buffer = bytearray(ref.size_bytes)
+        position = 0
+        for piece in ref.pieces:
+            view = memoryview(buffer)[position : position + piece.size_bytes]
+            try:
+                tier.backend.read_into(piece.key, 0, view)
+            except BackendError as error:
+                if error.transient:
+                    raise
+                raise ChunkDamagedError(
+                    f"{what} cannot be read: {error.message}", key=piece.key, hint="run `ckptstore verify`"
+                ) from error
+            position += piece.size_bytes
+        data = bytes(buffer)
+    if digest_of(data) != ref.digest:
+        key = ref.pieces[0].key if ref.pieces else ""
+        raise ChunkDamagedError(f"{what} is not what was saved", key=key, hint="run `ckptstore verify`")
+    return data

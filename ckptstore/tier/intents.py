@@ -1,0 +1,133 @@
+"""Intents: announcements to garbage collection, with the pins that save and load live by.
+
+The order is the protocol: the intent is written *first*, then each pin's doom is read, then its record.
+A collector does the opposite (dooms, then re-lists intents), so one of the two always sees the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+
+from ckptstore.errors import CkptstoreError, DamageError
+from ckptstore.model.documents import decode_intent, encode_intent
+from ckptstore.model.record import CommitRecord, IntentDoc, IntentKind
+from ckptstore.tier import commits, layout, notes
+from ckptstore.tier.tier import Tier
+
+log = logging.getLogger("ckptstore")
+
+BEAT_SECONDS = 60.0
+
+Pin = tuple[str, str]
+"""(run key, attempt) of a pinned record."""
+
+
+class Intent:
+    """A written intent; leaving it as a context removes it, and until then it beats.
+
+    Attributes:
+        document: what was written.
+    """
+
+    def __init__(self, tier: Tier, document: IntentDoc) -> None:
+        self._tier = tier
+        self.document = document
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def announce(
+        cls, tier: Tier, kind: IntentKind, attempt: str, run: str, pins: Iterable[Pin], reason: str = ""
+    ) -> Intent:
+        """Writes an intent; durable on return."""
+        environment = tier.environment
+        document = IntentDoc(
+            attempt=attempt,
+            kind=kind,
+            run=run,
+            host=environment.host,
+            pid=environment.pid,
+            user=environment.user,
+            created_at=environment.now(),
+            pins=tuple(pins),
+            reason=reason,
+        )
+        tier.put_new(layout.intent_key(attempt), encode_intent(document))
+        return cls(tier, document)
+
+    def surviving(self) -> dict[Pin, CommitRecord]:
+        """The pinned records that may be relied on: each one's doom is read first, then the record.
+
+        A pin is dropped, with a log line, when its record is doomed, gone, unreadable or damaged.
+        """
+        alive: dict[Pin, CommitRecord] = {}
+        for pin in self.document.pins:
+            run_key, attempt = pin
+            why = None
+            if self._tier.exists(layout.doom_key(run_key, attempt)):
+                why = "doomed"
+            else:
+                try:
+                    record = commits.read_commit(self._tier, run_key, attempt)
+                except DamageError as error:
+                    why = f"unreadable: {error}"
+                else:
+                    if not isinstance(record, CommitRecord):
+                        why = "gone"
+                    elif notes.is_damaged(self._tier, run_key, record):
+                        why = "damaged"
+                    else:
+                        alive[pin] = record
+            if why is not None:
+                log.info("pin of %s dropped: it is %s", attempt, why)
+        return alive
+
+    def __enter__(self) -> Intent:
+        self._thread = threading.Thread(target=self._beat, name="ckptstore-beat", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.remove()
+
+    def stop(self) -> None:
+        """Ends the heartbeat; the intent stays."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def remove(self) -> None:
+        """Takes the intent back: what it announced is decided. Failing is harmless (gc reaps it)."""
+        attempt = self.document.attempt
+        try:
+            self._tier.backend.delete([layout.intent_key(attempt), layout.beat_key(attempt)])
+        except CkptstoreError as error:
+            log.warning("intent %s stays for gc to reap: %s", attempt, error)
+
+    def _beat(self) -> None:
+        number = 0
+        while not self._stop.wait(BEAT_SECONDS):
+            number += 1
+            try:
+                self._tier.backend.put(layout.beat_key(self.document.attempt), [str(number).encode()])
+            except CkptstoreError as error:
+                log.warning("heartbeat of %s failed: %s", self.document.attempt, error)
+
+
+def list_intents(tier: Tier) -> Iterator[IntentDoc]:
+    """All intents that can be read; one that cannot is logged and skipped (it still protects)."""
+    for info in tier.listing("intents/"):
+        if not info.key.endswith(layout.DOCUMENT):
+            continue
+        try:
+            data = tier.read(info.key)
+            if data is not None:
+                yield decode_intent(data, info.key)
+        except DamageError as error:
+            log.warning("intent %s cannot be read: %s", info.key, error)

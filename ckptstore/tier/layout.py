@@ -1,0 +1,79 @@
+"""Where things are in a tier: every key is made here (DESIGN part 3, docs/format.md)."""
+
+from __future__ import annotations
+
+from ckptstore.model.ids import Attempt
+
+MARKER = "ckptstore.json"
+DOCUMENT = ".mp"
+
+FAN_OUT = tuple(f"{kind}/{i:02x}" for kind in ("chunks", "packs") for i in range(256))
+TOP = ("tiers", "commits", "parts", "intents", "dooms", "notes", "runs", "gc")
+
+
+def commit_prefix(run_key: str) -> str:
+    """All commit keys of a run."""
+    return f"commits/{run_key}/"
+
+
+def commit_key(run_key: str, attempt: str) -> str:
+    """The one key whose document makes a checkpoint exist."""
+    return f"commits/{run_key}/{attempt}{DOCUMENT}"
+
+
+def intent_key(attempt: str) -> str:
+    """An announcement to garbage collection."""
+    return f"intents/{attempt}{DOCUMENT}"
+
+
+def beat_key(attempt: str) -> str:
+    """The heartbeat beside an intent."""
+    return f"intents/{attempt}.beat"
+
+
+def doom_prefix(run_key: str) -> str:
+    """All dooms of a run."""
+    return f"dooms/{run_key}/"
+
+
+def doom_key(run_key: str, attempt: str) -> str:
+    """Garbage collection's announcement that a record will go."""
+    return f"dooms/{run_key}/{attempt}{DOCUMENT}"
+
+
+def note_prefix(run_key: str) -> str:
+    """All notes of a run."""
+    return f"notes/{run_key}/"
+
+
+def note_key(run_key: str, checkpoint: str, number: int, ulid: str) -> str:
+    """A later fact about a checkpoint."""
+    return f"notes/{run_key}/{checkpoint}.{number}.{ulid}{DOCUMENT}"
+
+
+def parse_note_key(key: str) -> tuple[str, int, str]:
+    """(checkpoint, number, ulid) of a note's key; raises ValueError."""
+    name = key.rpartition("/")[2]
+    checkpoint, number, ulid = name.removesuffix(DOCUMENT).split(".")
+    Attempt.parse(checkpoint)
+    return checkpoint, int(number), ulid
+
+
+def run_document(run_key: str) -> str:
+    """The run's own document: its name."""
+    return f"runs/{run_key}/run{DOCUMENT}"
+
+
+def epoch_prefix(run_key: str) -> str:
+    """All epochs of a run."""
+    return f"runs/{run_key}/epochs/"
+
+
+def epoch_key(run_key: str, number: int) -> str:
+    """One session of a run."""
+    return f"runs/{run_key}/epochs/{number}{DOCUMENT}"
+
+
+def stem(key: str) -> str:
+    """The last segment without ``.mp``."""
+    return key.rpartition("/")[2].removesuffix(DOCUMENT)

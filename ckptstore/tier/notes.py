@@ -1,0 +1,83 @@
+"""Notes: later facts about checkpoints, each a small document of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptstore.model.documents import decode_note, encode_note
+from ckptstore.model.history import derive
+from ckptstore.model.record import CommitRecord, Note, NoteKind
+from ckptstore.tier import layout
+from ckptstore.tier.tier import Tier
+
+log = logging.getLogger("ckptstore")
+
+
+def note_keys(tier: Tier, run_key: str, checkpoint: str | None = None) -> Iterator[str]:
+    """Keys of a run's notes, or of one checkpoint's; names that are no notes are skipped."""
+    for info in tier.listing(layout.note_prefix(run_key)):
+        try:
+            owner, _, _ = layout.parse_note_key(info.key)
+        except ValueError:
+            log.warning("ignoring %s at %s: not a note", info.key, tier.url)
+            continue
+        if checkpoint is None or owner == checkpoint:
+            yield info.key
+
+
+def read_note(tier: Tier, key: str) -> Note | None:
+    """One note; None when it is gone.
+
+    Raises:
+        DocumentError, FormatTooNewError: it cannot be read.
+    """
+    data = tier.read(key)
+    return None if data is None else decode_note(data, f"{key} at {tier.url}")
+
+
+def read_notes(tier: Tier, run_key: str, checkpoint: str) -> list[Note]:
+    """All notes of one checkpoint, in order."""
+    found = [
+        note for key in note_keys(tier, run_key, checkpoint) if (note := read_note(tier, key)) is not None
+    ]
+    return sorted(found, key=lambda note: note.order)
+
+
+def is_damaged(tier: Tier, run_key: str, record: CommitRecord) -> bool:
+    """Whether this tier's copy is marked damaged."""
+    notes = read_notes(tier, run_key, record.checkpoint)
+    return derive(record.attempt, {}, (), notes, doomed=False).damaged
+
+
+def add_note(
+    tier: Tier,
+    run: str,
+    run_key: str,
+    checkpoint: str,
+    kind: NoteKind,
+    data: Mapping[str, Any],
+    *,
+    attempt: str | None = None,
+) -> Note:
+    """Writes a note with the next number; durable on return.
+
+    Two writers at once may take the same number: their ULIDs differ, so both notes stay.
+    """
+    numbers = [layout.parse_note_key(key)[1] for key in note_keys(tier, run_key, checkpoint)]
+    environment = tier.environment
+    note = Note(
+        run=run,
+        checkpoint=checkpoint,
+        number=1 + max(numbers, default=0),
+        ulid=environment.new_ulid(),
+        kind=kind,
+        at=environment.now(),
+        author=environment.author,
+        attempt=attempt,
+        data=dict(data),
+    )
+    tier.check_marker()
+    tier.put_new(layout.note_key(run_key, checkpoint, note.number, note.ulid), encode_note(note))
+    return note

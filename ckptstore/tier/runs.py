@@ -1,0 +1,137 @@
+"""Runs and their sessions (epochs) as documents in a tier."""
+
+from __future__ import annotations
+
+import logging
+
+from ckptstore.errors import BusyError, DocumentError, ObjectExistsError
+from ckptstore.model.documents import Fields, decode_epoch, encode_epoch, seal, unseal
+from ckptstore.model.ids import run_key as run_key_of
+from ckptstore.model.record import EpochDoc
+from ckptstore.tier import layout
+from ckptstore.tier.tier import Tier
+
+log = logging.getLogger("ckptstore")
+
+_TRIES = 20
+
+
+def ensure_run(tier: Tier, run: str) -> str:
+    """Makes the run's document if there is none; returns the run key."""
+    run_key = run_key_of(run)
+    key = layout.run_document(run_key)
+    if not tier.exists(key):
+        try:
+            tier.put_new(key, seal("run", {"run": run, "created_at": tier.environment.now()}))
+        except ObjectExistsError:
+            pass  # another process made the same run just now
+    return run_key
+
+
+def read_run(tier: Tier, run_key: str) -> tuple[str, float] | None:
+    """(name, created at) of a run; None when it has no document.
+
+    Raises:
+        DocumentError, FormatTooNewError: it cannot be read.
+    """
+    key = layout.run_document(run_key)
+    data = tier.read(key)
+    if data is None:
+        return None
+    fields = Fields(unseal(data, "run", what=key)[1], key)
+    name = fields.get("run", str)
+    if run_key_of(name) != run_key:
+        raise DocumentError(f"{key} names another run, {name[:60]!r}")
+    return name, fields.number("created_at")
+
+
+def epoch_numbers(tier: Tier, run_key: str) -> list[int]:
+    """Numbers of all sessions of a run, ascending."""
+    numbers = []
+    for info in tier.listing(layout.epoch_prefix(run_key)):
+        text = layout.stem(info.key)
+        if text.isascii() and text.isdigit():
+            numbers.append(int(text))
+    return sorted(numbers)
+
+
+def read_epoch(tier: Tier, run_key: str, number: int) -> EpochDoc | None:
+    """One session; None when there is none of that number.
+
+    Raises:
+        DocumentError, FormatTooNewError: it cannot be read.
+    """
+    key = layout.epoch_key(run_key, number)
+    data = tier.read(key)
+    return None if data is None else decode_epoch(data, f"{key} at {tier.url}")
+
+
+def open_epoch(
+    tier: Tier,
+    run: str,
+    *,
+    resumed_from: str | None,
+    rewound: bool,
+    session_key: str = "",
+    exclusive: bool = False,
+) -> EpochDoc:
+    """Opens the run's next session: n = 1 + the highest there is, created if absent.
+
+    The later opener takes over, so that a restart needs no human; whom it replaces is logged.
+
+    Raises:
+        BusyError: `exclusive`, and the former holder is seen alive on this host.
+    """
+    environment = tier.environment
+    run_key = ensure_run(tier, run)
+    for _ in range(_TRIES):
+        number = 1 + max(epoch_numbers(tier, run_key), default=0)
+        former = read_epoch(tier, run_key, number - 1) if number > 1 else None
+        if former is not None:
+            alive = is_alive_here(former, environment.host, environment.boot_id)
+            if exclusive and alive:
+                raise BusyError(
+                    f"run {run!r} is being trained by process {former.pid} on {former.host} (epoch {former.number})",
+                    hint="stop that process, or open without exclusive=True to take the run over",
+                )
+            log.info(
+                "run %r: epoch %d takes over from epoch %d (process %d on %s%s)",
+                run,
+                number,
+                former.number,
+                former.pid,
+                former.host,
+                ", still alive" if alive and former.pid != environment.pid else "",
+            )
+        epoch = EpochDoc(
+            run=run,
+            number=number,
+            session=environment.new_ulid(),
+            host=environment.host,
+            boot_id=environment.boot_id,
+            pid=environment.pid,
+            started_at=environment.now(),
+            resumed_from=resumed_from,
+            rewound=rewound,
+            session_key=session_key,
+        )
+        try:
+            tier.put_new(layout.epoch_key(run_key, number), encode_epoch(epoch))
+        except ObjectExistsError:
+            continue  # somebody opened this very number between the listing and now
+        return epoch
+    raise BusyError(
+        f"run {run!r}: other processes keep opening sessions", hint="let only one process train a run"
+    )
+
+
+def is_alive_here(epoch: EpochDoc, host: str, boot_id: str) -> bool:
+    """Whether the process that opened `epoch` can be seen running on this very host and boot."""
+    if (epoch.host, epoch.boot_id) != (host, boot_id):
+        return False
+    try:
+        with open(f"/proc/{epoch.pid}/stat", "rb") as file:
+            # The state letter follows the last parenthesis of the command name.
+            return file.read(4096).rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False

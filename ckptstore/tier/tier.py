@@ -1,0 +1,179 @@
+"""One tier: a backend with a marker, and the documents in it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+
+from ckptstore.backend import Backend, ObjectInfo
+from ckptstore.environment import Environment
+from ckptstore.errors import (
+    BackendError,
+    ConflictError,
+    DocumentError,
+    NotAnObjectError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    StoreNotFoundError,
+    WrongStoreError,
+)
+from ckptstore.model.documents import MAX_DOCUMENT_BYTES
+from ckptstore.tier import layout
+from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES, MAX_BYTES, Marker, check_chunk_bytes
+
+log = logging.getLogger("ckptstore")
+
+
+class Tier:
+    """A place that holds a copy of the store's data; it can be opened alone.
+
+    Attributes:
+        backend: where the objects are.
+        marker: which store and tier this is, as read when it was opened.
+        environment: clock and randomness.
+    """
+
+    def __init__(self, backend: Backend, marker: Marker, environment: Environment) -> None:
+        self.backend = backend
+        self.marker = marker
+        self.environment = environment
+
+    @property
+    def url(self) -> str:
+        """Where this is."""
+        return self.backend.url
+
+    @classmethod
+    def create(
+        cls, backend: Backend, environment: Environment, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> Tier:
+        """Makes a new store of one tier at an absent or empty place.
+
+        Raises:
+            ConflictError: there is a store already, or other files.
+        """
+        check_chunk_bytes(chunk_bytes)
+        backend.create_root()
+        for found in backend.list(""):
+            if found.key == layout.MARKER:
+                raise ConflictError(
+                    f"there is already a store at {backend.url}", hint="open it; `init` only makes new ones"
+                )
+            raise ConflictError(
+                f"{backend.url} is not empty (it holds {found.key!r}); a store wants a place of its own",
+                hint="give the path of a new or empty directory",
+            )
+        backend.make_prefixes([*layout.TOP, *layout.FAN_OUT])
+        marker = Marker(_uuid4(environment), _uuid4(environment), chunk_bytes)
+        try:
+            backend.put(layout.MARKER, [marker.encode()], if_absent=True)
+        except ObjectExistsError as error:
+            raise ConflictError(
+                f"a store was made at {backend.url} just now by somebody else", hint="open it"
+            ) from error
+        backend.sync()
+        return cls(backend, marker, environment)
+
+    @classmethod
+    def open(cls, backend: Backend, environment: Environment) -> Tier:
+        """Opens an existing tier; writes nothing.
+
+        Raises:
+            StoreNotFoundError: no marker there.
+            DocumentError, FormatTooNewError: it cannot be used by this release.
+        """
+        try:
+            data = backend.get(layout.MARKER, max_bytes=MAX_BYTES)
+        except (ObjectNotFoundError, BackendError) as error:
+            if isinstance(error, ObjectNotFoundError) or _root_is_missing(backend):
+                raise StoreNotFoundError(
+                    f"there is no store at {backend.url}",
+                    hint="check that the disk is mounted and the path is right; "
+                    f"`ckptstore init {backend.url}` makes a new store",
+                ) from error
+            if isinstance(error, (NotAnObjectError, ObjectTooLargeError)):
+                raise DocumentError(
+                    f"the marker of the store at {backend.url} is not a file of its kind"
+                ) from error
+            raise
+        return cls(backend, Marker.decode(data, backend.url), environment)
+
+    def check_marker(self) -> None:
+        """The missing-mount rule: the marker must still be there and be ours.
+
+        Raises:
+            WrongStoreError: nothing may be written here now.
+        """
+        try:
+            found = Marker.decode(self.backend.get(layout.MARKER, max_bytes=MAX_BYTES), self.url)
+        except (ObjectNotFoundError, NotAnObjectError) as error:
+            raise self._not_ours("its marker is gone") from error
+        except BackendError as error:
+            if _root_is_missing(self.backend):
+                raise self._not_ours("it is gone") from error
+            raise
+        if (found.store_uuid, found.tier_uuid) != (self.marker.store_uuid, self.marker.tier_uuid):
+            raise self._not_ours(f"another store ({found.store_uuid}) is there now")
+
+    def _not_ours(self, why: str) -> WrongStoreError:
+        return WrongStoreError(
+            f"the store {self.marker.store_uuid} is no longer at {self.url}: {why}; nothing was written",
+            hint="check that its disk is mounted",
+        )
+
+    # --- documents ----------------------------------------------------------------------------
+
+    def read(self, key: str) -> bytes | None:
+        """A document's bytes, or None when there is none.
+
+        Raises:
+            DocumentError: something that cannot be a document is there.
+        """
+        try:
+            return self.backend.get(key, max_bytes=MAX_DOCUMENT_BYTES)
+        except ObjectNotFoundError:
+            return None
+        except (NotAnObjectError, ObjectTooLargeError) as error:
+            raise DocumentError(f"{key} at {self.url} is no document: {error.message}") from error
+
+    def exists(self, key: str) -> bool:
+        """Whether an object is there."""
+        try:
+            self.backend.head(key)
+        except ObjectNotFoundError:
+            return False
+        except NotAnObjectError:
+            return True
+        return True
+
+    def put_new(self, key: str, data: bytes) -> None:
+        """Creates a document whose key is ours alone (it holds a fresh ULID); durable on return."""
+        self.backend.put(key, [data], if_absent=self.backend.capabilities.create_if_absent)
+
+    def listing(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Objects under a prefix."""
+        return self.backend.list(prefix)
+
+    def run_keys(self) -> list[str]:
+        """Keys of all runs that have a document here, sorted."""
+        suffix = f"/run{layout.DOCUMENT}"
+        return sorted(
+            info.key.removeprefix("runs/").removesuffix(suffix)
+            for info in self.listing("runs/")
+            if info.key.endswith(suffix) and info.key.count("/") == 2  # noqa: PLR2004
+        )
+
+
+def _uuid4(environment: Environment) -> str:
+    return str(uuid.UUID(bytes=environment.random_bytes(16), version=4))
+
+
+def _root_is_missing(backend: Backend) -> bool:
+    """Whether not even a listing works: the place itself is not there."""
+    try:
+        next(iter(backend.list("")), None)
+    except BackendError as error:
+        return not error.transient and error.kind == "backend"
+    return False

@@ -1,0 +1,367 @@
+"""Optimizers, read and written as they are: by parameter name, without `load_state_dict` or `step`.
+
+`torch.optim.Optimizer.load_state_dict` casts, numbers parameters by their order and cannot fill what is
+not there. Here `optimizer.state` and `optimizer.param_groups` are read and set directly, so dtypes,
+devices, Python types and missing entries come back as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import torch
+
+from ckptstore.errors import UsageError
+from ckptstore.model.targets import LOAD, TensorSpec
+from ckptstore.torch.modules import ParameterNames
+
+# torch keeps the parameters' own names there; they say nothing that "params" does not, and belong to the
+# live group's order.
+_NOT_SAVED: Final = ("params", "param_names")
+
+
+class OptimizerLike(Protocol):
+    """What is needed of an optimizer: torch.optim's, and wrappers that pass these through."""
+
+    state: Any
+    param_groups: list[dict[str, Any]]
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same value with its tensors on `device`; containers keep their type."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, list):
+        value[:] = [moved(item, device) for item in value]
+    elif isinstance(value, dict):
+        for key in value:
+            value[key] = moved(value[key], device)
+    elif isinstance(value, tuple):
+        items = [moved(item, device) for item in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    return value
+
+
+def _groups(
+    optimizer: OptimizerLike, names: ParameterNames, label: str
+) -> list[list[tuple[str, torch.Tensor]]]:
+    """The parameters of every group with their names.
+
+    Raises:
+        UsageError: one belongs to no model that was given.
+    """
+    strangers: list[str] = []
+    groups: list[list[tuple[str, torch.Tensor]]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        found: list[tuple[str, torch.Tensor]] = []
+        for place, parameter in enumerate(group["params"]):
+            name = names.name_of(parameter)
+            if name is None:
+                strangers.append(
+                    f"param_groups[{index}]['params'][{place}] of shape {tuple(parameter.shape)}"
+                )
+            else:
+                found.append((name, parameter))
+        groups.append(found)
+    if strangers:
+        raise UsageError(
+            f"{label} trains parameters that no model given here has: {', '.join(strangers)}",
+            hint="give every module that it trains, like model={'net': net, 'loss': loss}; build the "
+            "optimizer after the model has been moved, sharded or compiled",
+        )
+    return groups
+
+
+def check_optimizer(optimizer: OptimizerLike, names: ParameterNames, label: str) -> None:
+    """Looks at one optimizer before the first save.
+
+    Raises:
+        UsageError: it is no optimizer, or trains parameters that no model given has.
+    """
+    if not hasattr(optimizer, "state") or not hasattr(optimizer, "param_groups"):
+        raise UsageError(f"{label} ({type(optimizer).__name__}) has no state and param_groups")
+    _groups(optimizer, names, label)
+
+
+# --- saving -------------------------------------------------------------------------------------
+
+
+def capture_optimizer(optimizer: OptimizerLike, names: ParameterNames, label: str) -> dict[str, Any]:
+    """The tree of one optimizer; its tensors are the live ones, and nothing of it changes.
+
+    Returns:
+        ``state`` ({parameter name: entry}), ``param_groups`` (each with ``params``, its names) and ``device``
+        (what type its parameters are on); where needed also ``elsewhere`` (entries on another type than
+        their parameter: {key: {type: names, or True for all that have the key}}) and ``shared`` (state that
+        belongs to no parameter).
+
+    Raises:
+        UsageError: a parameter or a piece of state cannot be named.
+    """
+    groups = _groups(optimizer, names, label)
+    state: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    placed: dict[str, dict[str, list[str]]] = {}  # key -> device type or "" -> names
+    for owner, entry in optimizer.state.items():
+        if isinstance(owner, str):
+            shared[owner] = {
+                "value": entry,
+                "device": next((t.device.type for t in _tensors_in(entry)), None),
+            }
+            continue
+        name = names.name_of(owner) if isinstance(owner, torch.Tensor) else None
+        if name is None:
+            what = f"a tensor of shape {tuple(owner.shape)}" if isinstance(owner, torch.Tensor) else repr(owner)
+            raise UsageError(
+                f"{label} has state for {what}, which no model given here has as a parameter",
+                hint="give the module in model=, or drop the entry from optimizer.state",
+            )
+        state[name] = dict(entry) if type(entry) is dict else entry
+        if not isinstance(entry, Mapping):
+            continue
+        for key, value in entry.items():
+            kinds = {tensor.device.type for tensor in _tensors_in(value)}
+            if kinds:
+                kind = kinds.pop()
+                placed.setdefault(key, {}).setdefault("" if kind == owner.device.type else kind, []).append(
+                    name
+                )
+    beside = _first_device(optimizer)
+    tree: dict[str, Any] = {
+        "device": beside.type,
+        "state": state,
+        "param_groups": [
+            {"params": [name for name, _ in found]}
+            | {key: value for key, value in group.items() if key not in _NOT_SAVED}
+            for group, found in zip(optimizer.param_groups, groups, strict=True)
+        ],
+    }
+    elsewhere = {
+        key: {kind: True if len(kinds) == 1 else listed for kind, listed in kinds.items() if kind}
+        for key, kinds in placed.items()
+        if kinds.keys() - {""}
+    }
+    if elsewhere:
+        tree["elsewhere"] = elsewhere
+    if shared:
+        tree["shared"] = shared
+    return tree
+
+
+# --- what a checkpoint must fit ------------------------------------------------------------------
+
+
+def optimizer_problems(
+    optimizer: OptimizerLike, saved: Mapping[str, Any], names: ParameterNames, label: str
+) -> list[str]:
+    """Why this optimizer cannot take what was saved, one line each.
+
+    The groups must be the same: how many, and which parameters are in each. The order within a group may
+    differ, except for LBFGS, whose state runs over all parameters in their order.
+    """
+    live = _groups(optimizer, names, label)
+    saved_groups = saved["param_groups"]
+    if len(live) != len(saved_groups):
+        return [f"{label}: {len(saved_groups)} parameter groups were saved, here there are {len(live)}"]
+    problems: list[str] = []
+    unknown = {name for group in saved_groups for name in group["params"] if names.tensor_of(name) is None}
+    for index, (found, group) in enumerate(zip(live, saved_groups, strict=True)):
+        here = [name for name, _ in found]
+        there = [_canonical(name, names) for name in group["params"]]
+        where = f"{label}.param_groups[{index}]"
+        problems += [
+            f"{where}: {name} was saved, but no model here has it" for name in there if name in unknown
+        ]
+        problems += [
+            f"{where}: {name} was saved in this group, here it is not"
+            for name in there
+            if name not in here and name not in unknown
+        ]
+        problems += [
+            f"{where}: {name} is here, but was not saved in this group" for name in here if name not in there
+        ]
+        if here != there and sorted(here) == sorted(there) and isinstance(optimizer, torch.optim.LBFGS):
+            problems.append(f"{where}: LBFGS needs its parameters in the order in which they were saved")
+    problems += [
+        f"{label}.state: {name} was saved, but no model here has it"
+        for name in saved["state"]
+        if name not in unknown and names.tensor_of(name) is None
+    ]
+    return problems
+
+
+def _canonical(name: str, names: ParameterNames) -> str:
+    tensor = names.tensor_of(name)
+    return (names.name_of(tensor) if tensor is not None else None) or name
+
+
+# --- restoring ----------------------------------------------------------------------------------
+
+
+def optimizer_targets(
+    optimizer: OptimizerLike, saved: Mapping[str, Any], names: ParameterNames
+) -> dict[str, Any]:
+    """Targets shaped like what was saved, for an optimizer that has no `optimizer_problems`.
+
+    A live tensor of the saved shape and dtype is filled in place; otherwise a new one is made where it
+    belongs; what is not a tensor is loaded.
+    """
+    groups_of = {name: group for group in saved["param_groups"] for name in group["params"]}
+    state: dict[str, Any] = {}
+    entries = [entry for entry in optimizer.state.values() if isinstance(entry, Mapping)]
+    uses = _counted(value for entry in entries for value in entry.values())
+    for name, saved_entry in saved["state"].items():
+        parameter = names.tensor_of(name)
+        if parameter is None or type(saved_entry) is not dict:
+            state[name] = LOAD
+            continue
+        entry = optimizer.state.get(parameter)
+        live = entry if isinstance(entry, Mapping) else {}
+        state[name] = {
+            key: _state_target(
+                value,
+                live.get(key) if uses.get(id(live.get(key))) == 1 else None,
+                parameter,
+                _device(key, name, value, parameter, saved, groups_of.get(name, {})),
+            )
+            for key, value in saved_entry.items()
+        }
+    targets: dict[str, Any] = {"state": state, "param_groups": _group_targets(optimizer, saved)}
+    targets |= {key: LOAD for key in saved if key not in targets}
+    return targets
+
+
+def _group_targets(optimizer: OptimizerLike, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    # torch puts one default tensor (a tensor lr) into all groups: filling it for each would leave the last.
+    uses = _counted(value for group in optimizer.param_groups for value in group.values())
+    targets = []
+    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        target: dict[str, Any] = dict.fromkeys(saved_group, LOAD)
+        for key, value in saved_group.items():
+            live = group.get(key)
+            if _fits(live, value) and uses.get(id(live)) == 1:
+                target[key] = live
+        targets.append(target)
+    return targets
+
+
+def _fits(live: Any, saved: Any) -> bool:
+    return (
+        isinstance(live, torch.Tensor)
+        and isinstance(saved, TensorSpec)
+        and saved.kind == "torch"
+        and tuple(live.shape) == tuple(saved.shape)
+        and str(live.dtype).removeprefix("torch.") == saved.dtype
+    )
+
+
+def _state_target(value: Any, live: Any, parameter: torch.Tensor, device: torch.device) -> Any:
+    if not isinstance(value, TensorSpec) or value.kind != "torch":
+        return LOAD
+    if _fits(live, value):
+        return live
+    dtype = getattr(torch, value.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        return LOAD
+    if tuple(parameter.shape) == tuple(value.shape):
+        # Like the parameter in strides, as the optimizer itself would have made it.
+        return torch.empty_like(parameter.detach(), dtype=dtype, device=device, requires_grad=False)
+    # On the CPU a loaded tensor is as good, and tensors that several entries share stay shared.
+    return LOAD if device.type == "cpu" else torch.empty(value.shape, dtype=dtype, device=device)
+
+
+def _device(  # noqa: PLR0917  # one place in the tree, and what decides about it
+    key: Any,
+    name: str,
+    value: Any,
+    parameter: torch.Tensor,
+    saved: Mapping[str, Any],
+    group: Mapping[str, Any],
+) -> torch.device:
+    """Where an entry belongs: on the kind of device it was saved from, beside its parameter otherwise."""
+    for kind, which in saved.get("elsewhere", {}).get(key, {}).items():
+        if which is True or name in which:
+            return torch.device(kind)
+    # Saved beside parameters on the CPU, "step" does not say whether it would stay there beside parameters
+    # on an accelerator; torch's rule: unless capturable or fused.
+    if key == "step" and saved.get("device") == "cpu" and isinstance(value, TensorSpec) and not value.shape:
+        return parameter.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+    return parameter.device
+
+
+def _first_device(optimizer: OptimizerLike) -> torch.device:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+def _counted(values: Iterable[Any]) -> dict[int, int]:
+    """How often each tensor object occurs, by its id."""
+    uses: dict[int, int] = {}
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            uses[id(value)] = uses.get(id(value), 0) + 1
+    return uses
+
+
+def install_optimizer(optimizer: OptimizerLike, tree: Mapping[str, Any], names: ParameterNames) -> None:
+    """Makes the optimizer hold exactly what was saved.
+
+    Groups keep their identity, their parameter lists and the order in them; a scheduler that refers to the
+    optimizer is not disturbed.
+    """
+    groups_of: dict[str, Mapping[str, Any]] = {}
+    for group, loaded in zip(optimizer.param_groups, tree["param_groups"], strict=True):
+        groups_of |= dict.fromkeys(loaded["params"], loaded)
+        for key in [key for key in group if key not in _NOT_SAVED and key not in loaded]:
+            del group[key]
+        for key, value in loaded.items():
+            if key not in _NOT_SAVED:
+                live: Any = group.get(key)
+                move = isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)
+                group[key] = value.to(live.device) if move else value
+    restored: dict[Any, Any] = {}
+    for name, loaded in tree["state"].items():
+        parameter = names.tensor_of(name)
+        if parameter is None:
+            continue
+        entry = loaded
+        if type(loaded) is dict:
+            live = optimizer.state.get(parameter)
+            entry = live if type(live) is dict else {}
+            placed = {
+                key: moved(value, _device(key, name, _spec(value), parameter, tree, groups_of.get(name, {})))
+                if not _same_tensor(value, entry.get(key))
+                else value
+                for key, value in loaded.items()
+            }
+            entry.clear()
+            entry.update(placed)
+        restored[parameter] = entry
+    beside = _first_device(optimizer)
+    for key, shared in tree.get("shared", {}).items():
+        device = torch.device("cpu") if shared["device"] in (None, "cpu") else beside
+        restored[key] = moved(shared["value"], device)
+    optimizer.state.clear()
+    optimizer.state.update(restored)
+
+
+def _same_tensor(value: Any, live: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value is live
+
+
+def _spec(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return TensorSpec("", str(value.dtype).removeprefix("torch."), tuple(value.shape))
+    return value
