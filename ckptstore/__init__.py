@@ -1,5 +1,6 @@
 """A content-addressed checkpoint store for training large models.
 
+Example:
     store = ckptstore.open("ckpts")
     run = store.run("llama-8b")
     state = ckptstore.TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
@@ -16,7 +17,7 @@ from ckptstore.errors import CkptstoreError
 from ckptstore.model.targets import LOAD, Opaque, TensorSpec
 from ckptstore.pending import PendingSave
 from ckptstore.run import Run
-from ckptstore.store import Store, init, open  # noqa: A004 - reads as ckptstore.open
+from ckptstore.store import Store, init, open
 
 if TYPE_CHECKING:
     from ckptstore.torch import TrainState
@@ -41,7 +42,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """TrainState needs torch, which is imported when it is first asked for."""
     if name == "TrainState":
-        from ckptstore.torch import TrainState  # noqa: PLC0415
+        from ckptstore.torch import TrainState
 
         return TrainState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -72,7 +72,7 @@ def composite_of(value: Any, path: StatePath) -> Composite | None:
         return None
     torch = _torch()
     where = show_path(path)
-    if value.is_nested or value.is_quantized or value.device.type == "meta" or value.layout is torch._mkldnn:  # noqa: SLF001
+    if value.is_nested or value.is_quantized or value.device.type == "meta" or value.layout is torch._mkldnn:
         kind = (
             "a nested tensor"
             if value.is_nested
@@ -214,7 +214,7 @@ def _as_integers(tensor: Any) -> Any:
 
 
 def _flat(array: npt.NDArray[Any]) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def raw_view(value: Any) -> npt.NDArray[Any] | None:
@@ -248,10 +248,12 @@ def from_raw(raw: npt.NDArray[Any], kind: str, dtype: DType, shape: Shape, detai
         return raw.view(_numpy_dtype(detail or dtype.name)).reshape(shape)
     torch = _torch()
     if torch is None:
-        import torch  # noqa: PLC0415 - asked for a tensor: now it is needed
+        import torch
     found = getattr(torch, dtype.name, None)
     if found is None:
-        raise UnsupportedValueError(f"this torch {torch.__version__} has no dtype {dtype.name}", hint="upgrade torch")
+        raise UnsupportedValueError(
+            f"this torch {torch.__version__} has no dtype {dtype.name}", hint="upgrade torch"
+        )
     if not len(raw):
         return torch.empty(shape, dtype=found)
     return torch.from_numpy(raw.view(_RAW[dtype.itemsize])).reshape(shape).view(found)
@@ -262,12 +264,13 @@ def _numpy_dtype(text: str) -> np.dtype[Any]:
         return np.dtype(text)
     except TypeError:
         try:
-            import ml_dtypes  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415
+            import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
         except ImportError as error:
             raise UnsupportedValueError(
                 f"numpy has no dtype {text!r}", hint="pip install ml_dtypes, or load it as a torch tensor"
             ) from error
-        return np.dtype(getattr(ml_dtypes, text))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, text))
+        return found
 
 
 def assign(target: Any, loaded: Any) -> None:
@@ -284,7 +287,9 @@ def nbytes(dtype: DType, shape: Shape) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def copy_box(target: npt.NDArray[Any], target_box: Box, source: memoryview, source_box: Box, part: Box) -> None:
+def copy_box(
+    target: npt.NDArray[Any], target_box: Box, source: memoryview, source_box: Box, part: Box
+) -> None:
     """Copies the elements of `part` from the row-major bytes of `source_box` into `target`.
 
     Args:

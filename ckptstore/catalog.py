@@ -120,14 +120,8 @@ class Catalog:
 
     def rebuild(self) -> None:
         """Empties the manifest and reads everything again."""
-        local = self.manifest
-        if local.path is not None and not local.read_only:
-            uuid, path = self._tier.marker.store_uuid, local.path
-            local.close()
-            self._manifest = self._prepared(Manifest.reset(path, store_uuid=uuid))
-        else:
-            self.close()
-            self._manifest = self._prepared(Manifest.open(None, store_uuid=self._tier.marker.store_uuid))
+        self._write(lambda manifest: manifest.clear())
+        self._prepared(self.manifest)
         self.refresh()
 
     def _refresh_run(self, run_key: str) -> None:
@@ -156,7 +150,7 @@ class Catalog:
                 self.refresh()
             put(self._manifest)
         except ManifestUnusable as error:
-            log.warning("the manifest is made anew: %s", error.message)
+            log.warning("the manifest is opened again: %s", error.message)
             self.close()
             self.refresh()
 
@@ -195,7 +189,16 @@ class Catalog:
         dooms = {layout.stem(info.key) for info in tier.listing(layout.doom_prefix(run_key))}
         old_dooms = self.ask(lambda m: m.known_dooms(uuid, run_key))
         is_new_run = not known and run_key not in {row.run_key for row in self.ask(lambda m: m.runs())}
-        if not (records or ends or vanished or epochs or new_notes or gone_notes or is_new_run or dooms != old_dooms):
+        if not (
+            records
+            or ends
+            or vanished
+            or epochs
+            or new_notes
+            or gone_notes
+            or is_new_run
+            or dooms != old_dooms
+        ):
             return None
 
         def put(manifest: Manifest) -> None:
@@ -254,7 +257,9 @@ class Catalog:
         except DamageError as error:
             # The checkpoint is there and must be shown; what its tables said is lost until it is repaired.
             log.error("%s", error.message)
-            return layout_rows_of(_EMPTY, record.tables["layout"].digest.hex() + "-unread"), TensorRows((), (), (), ())
+            return layout_rows_of(_EMPTY, record.tables["layout"].digest.hex() + "-unread"), TensorRows(
+                (), (), (), ()
+            )
 
     def _refresh_pins(self) -> None:
         uuid = self._tier.marker.tier_uuid
@@ -322,7 +327,8 @@ def tensor_rows(contents: Contents) -> TensorRows:
     digests = contents.digests
     return TensorRows(
         digests=[
-            blake3.blake3(b"".join(digests[first[i] : first[i + 1]])).hexdigest() for i in range(len(table.tensors))
+            blake3.blake3(b"".join(digests[first[i] : first[i + 1]])).hexdigest()
+            for i in range(len(table.tensors))
         ],
         bytes=np.array([tensor.nbytes for tensor in table.tensors], np.int64),
         new_bytes=contents.written_bytes,

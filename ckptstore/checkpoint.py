@@ -95,7 +95,7 @@ class Checkpoint:
 
     @property
     def state(self) -> str:
-        """"ok", "damaged", "invalid", "expiring" or "doomed"."""
+        """One of "ok", "damaged", "invalid", "expiring" and "doomed"."""
         return self._entry.facts.state
 
     @property
@@ -129,7 +129,8 @@ class Checkpoint:
         found = commits.read_commit(self._tier, run_key_of(self.run), self._entry.attempt)
         if not isinstance(found, CommitRecord):
             raise NotFoundError(
-                f"run {self.run!r} step {self.step}: the checkpoint is gone", hint="look it up again: run.latest"
+                f"run {self.run!r} step {self.step}: the checkpoint is gone",
+                hint="look it up again: run.latest",
             )
         return found
 

@@ -46,7 +46,9 @@ def resolve(location: str | os.PathLike[str]) -> StoreConfig:
     """
     text = os.fspath(location)
     if not text:
-        raise UsageError("the location of a store must not be empty", hint="give a directory, a URL or a .toml file")
+        raise UsageError(
+            "the location of a store must not be empty", hint="give a directory, a URL or a .toml file"
+        )
     if text.endswith(".toml"):
         return _read(Path(text))
     return StoreConfig((TierConfig(text, {}),))
@@ -78,7 +80,8 @@ def _read(path: Path) -> StoreConfig:
         raise UsageError(f"{path}: it names no tier", hint='add [[tiers]] with url = "..."')
     if len(tiers) > 1:
         raise UsageError(
-            f"{path} names {len(tiers)} tiers; this release opens stores of one", hint="keep the first [[tiers]] only"
+            f"{path} names {len(tiers)} tiers; this release opens stores of one",
+            hint="keep the first [[tiers]] only",
         )
     store_uuid = body.get("store_uuid")
     if store_uuid is not None and not isinstance(store_uuid, str):
@@ -90,7 +93,9 @@ def _tier(item: Any, path: Path) -> TierConfig:
     if not isinstance(item, dict) or not isinstance(item.get("url"), str):
         raise UsageError(f'{path}: each [[tiers]] wants url = "..."')
     if item.get("scope", "shared") != "shared":
-        raise UsageError(f"{path}: scope = {item['scope']!r} is not supported", hint='use a shared tier (no "scope")')
+        raise UsageError(
+            f"{path}: scope = {item['scope']!r} is not supported", hint='use a shared tier (no "scope")'
+        )
     options = item.get("options", {})
     unknown = sorted(set(item) - {"url", "scope", "options"})
     if unknown or not isinstance(options, dict):

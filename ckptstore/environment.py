@@ -1,5 +1,7 @@
-"""What a process knows of itself, and its sources of time and randomness: one object, so that tests
-can give it another clock."""
+"""What a process knows of itself, and its sources of time and randomness.
+
+One object, so that tests can give it another clock.
+"""
 
 from __future__ import annotations
 

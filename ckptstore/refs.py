@@ -34,7 +34,9 @@ def split(ref: str) -> tuple[str | None, str]:
     if not separator:
         return None, ref
     if not run or not selector:
-        raise UsageError(f"{ref!r} is no REF", hint="write RUN@latest, RUN@min:loss, RUN@12000, RUN@tag or an id prefix")
+        raise UsageError(
+            f"{ref!r} is no REF", hint="write RUN@latest, RUN@min:loss, RUN@12000, RUN@tag or an id prefix"
+        )
     return run, selector
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import numbers
 import os
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -109,7 +108,9 @@ class Run:
         entries, epochs = self._history()
         found = history.at_step(entries, epochs, number)
         if found is None:
-            raise NotFoundError(f"run {self.name!r} has no checkpoint at step {number}", hint=self._steps_near(number))
+            raise NotFoundError(
+                f"run {self.name!r} has no checkpoint at step {number}", hint=self._steps_near(number)
+            )
         return self._checkpoint(found)
 
     def __contains__(self, step: object) -> bool:
@@ -144,7 +145,9 @@ class Run:
         tagged = [entry for entry in ordered if which in entry.facts.tags]
         found = tagged[-1:] or [entry for entry in ordered if entry.checkpoint.startswith(which.upper())]
         if len(found) > 1:
-            raise ConflictError(f"{which!r} fits {len(found)} checkpoints of run {self.name!r}", hint="write more of the id")
+            raise ConflictError(
+                f"{which!r} fits {len(found)} checkpoints of run {self.name!r}", hint="write more of the id"
+            )
         if not found:
             tags = sorted({tag for entry in entries for tag in entry.facts.tags})
             raise NotFoundError(
@@ -170,18 +173,23 @@ class Run:
 
     def _steps_near(self, step: int) -> str:
         steps = sorted({entry.step for entry in self._history()[0]}, key=lambda s: abs(s - step))[:5]
-        return f"the nearest are {', '.join(map(str, sorted(steps)))}" if steps else "it has no checkpoints yet"
+        return (
+            f"the nearest are {', '.join(map(str, sorted(steps)))}" if steps else "it has no checkpoints yet"
+        )
 
     def _nothing(self, what: str) -> NotFoundError:
         entries, _ = self._history()
         if not entries:
             if not self.exists:
                 names = self._store.catalog.ask(lambda manifest: manifest.find_runs_like(self.name))
-                return NotFoundError(f"there is no run {self.name!r} in {self._store.url}", hint=similar(names))
+                return NotFoundError(
+                    f"there is no run {self.name!r} in {self._store.url}", hint=similar(names)
+                )
             return NotFoundError(f"run {self.name!r} has no checkpoints yet")
         known = sorted({name for entry in entries for name in entry.facts.metrics})
         return NothingRestorableError(
-            f"run {self.name!r} has {len(entries)} checkpoints, but none answers to {what!r}: {_states(entries)}",
+            f"run {self.name!r} has {len(entries)} checkpoints, but none answers to {what!r}: "
+            f"{_states(entries)}",
             hint=f"its metrics are {', '.join(known) or 'none'}; `ckptstore ls {self.name}` shows the states",
         )
 
@@ -241,8 +249,9 @@ class Run:
         if not candidates:
             limit_text = "" if before_step is None else f" before step {before_step}"
             raise NothingRestorableError(
-                f"run {self.name!r} has checkpoints{limit_text}, but none can be restored: {_states(ordered)}",
-                hint="`ckptstore ls` shows why; a valid one can be marked so by `ckptstore invalidate --undo`",
+                f"run {self.name!r} has checkpoints{limit_text}, but none can be restored: "
+                f"{_states(ordered)}",
+                hint="`ckptstore ls` shows why; `verify` and `invalidate --undo` bring good ones back",
             )
         for entry in candidates:
             checkpoint = self._checkpoint(entry)
@@ -275,7 +284,9 @@ class Run:
 
     def _check_may_be_new(self, resume: Resume) -> None:
         """That "there is nothing yet" is believable: after a restart an absent run is a mistake."""
-        restarts = [name for name in _RESTART_COUNTS if (os.environ.get(name) or "0").strip() not in ("", "0")]
+        restarts = [
+            name for name in _RESTART_COUNTS if (os.environ.get(name) or "0").strip() not in ("", "0")
+        ]
         if resume == "must" or (restarts and not self.exists):
             error = self._nothing("latest")
             why = "resume='must'" if resume == "must" else f"{restarts[0]} says that this is a restart"
@@ -301,8 +312,9 @@ class Run:
                 continue
             if not fallback:
                 raise DamageError(
-                    f"run {self.name!r}: the record of step {parsed.step}, the newest, cannot be read: {error}",
-                    hint="restore(fallback=True) takes the checkpoint before; `ckptstore verify` names all damage",
+                    f"run {self.name!r}: the record of step {parsed.step}, the newest, cannot be read: "
+                    f"{error}",
+                    hint="restore(fallback=True) takes the one before; `ckptstore verify` names all damage",
                 )
             lines.append(f"step {parsed.step}: its record cannot be read")
         return lines
@@ -354,7 +366,7 @@ class Run:
             base = [session.base] if session.base is not None else []
             others = [checkpoint.contents for checkpoint in bases]
             saved = save(self._tier, session, request, flat, [*base, *others])
-        except BaseException as error:  # noqa: BLE001 - it is the pending save's to tell
+        except BaseException as error:
             pending.fail(error)
             if not isinstance(error, CkptstoreError):
                 raise
@@ -441,7 +453,8 @@ class Run:
         """
         if self._history()[0]:
             raise ConflictError(
-                f"run {self.name!r} has checkpoints already; a fork begins a new run", hint="choose another name"
+                f"run {self.name!r} has checkpoints already; a fork begins a new run",
+                hint="choose another name",
             )
         session = self._open_session(source, rewound=False)
         record = source.record
@@ -507,7 +520,8 @@ class Run:
         holders = [other for other in self.checkpoints() if tag in other.tags and other.id != checkpoint.id]
         if holders and not move:
             raise ConflictError(
-                f"tag {tag!r} is at step {holders[-1].step} of run {self.name!r}", hint="pass move=True (--move)"
+                f"tag {tag!r} is at step {holders[-1].step} of run {self.name!r}",
+                hint="pass move=True (--move)",
             )
         if tag not in checkpoint.tags:
             self._note(checkpoint, "tag", {"tag": tag})
@@ -530,7 +544,8 @@ class Run:
 
     def invalidate(self, which: int | str | Checkpoint, reason: str) -> None:
         """Marks a checkpoint as not to be restored (a diverged training, bad data); nothing is deleted."""
-        if not isinstance(reason, str) or not reason.strip():
+        text: object = reason
+        if not (isinstance(text, str) and text.strip()):
             raise UsageError("invalidate wants a reason: whoever finds this later will ask")
         self._note(self.find(which), "invalid", {"reason": reason})
 
@@ -609,19 +624,25 @@ def check_metrics(metrics: Mapping[str, int | float]) -> dict[str, int | float]:
     Raises:
         UsageError: names the metric that is not a real number.
     """
-    if not isinstance(metrics, Mapping):
-        raise UsageError(f"metrics must map names to numbers, not be a {type(metrics).__name__}")
-    plain: dict[str, int | float] = {}
-    for name, value in metrics.items():
-        check_name("a metric's name", name)
-        item = getattr(value, "item", None)
-        number = item() if callable(item) and getattr(value, "ndim", 0) == 0 else value
-        if isinstance(number, bool) or not isinstance(number, numbers.Real):
-            raise UsageError(f"metric {name!r} must be a number, not {type(value).__name__}", hint="pass float(value)")
-        plain[name] = int(number) if isinstance(number, int) else float(number)
-        if isinstance(plain[name], int) and not -(2**63) <= plain[name] < 2**63:
-            raise UsageError(f"metric {name!r} does not fit in 64 bits", hint="pass float(value)")
-    return plain
+    given: object = metrics
+    if not isinstance(given, Mapping):
+        raise UsageError(f"metrics must map names to numbers, not be a {type(given).__name__}")
+    return {check_name("a metric's name", name): _number(name, value) for name, value in given.items()}
+
+
+def _number(name: str, value: Any) -> int | float:
+    """A metric as a plain int or float; a tensor or array of one element counts as its number."""
+    item = getattr(value, "item", None)
+    number = item() if callable(item) and getattr(value, "ndim", 0) == 0 else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise UsageError(
+            f"metric {name!r} must be a number, not {type(value).__name__}", hint="pass float(value)"
+        )
+    if isinstance(number, float):
+        return float(number)
+    if not -(2**63) <= number < 2**63:
+        raise UsageError(f"metric {name!r} does not fit in 64 bits", hint="pass float(value)")
+    return int(number)
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:
@@ -635,4 +656,6 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
             raise UsageError(f"metadata keys must be str, not {type(name).__name__} ({name!r})")
     size = len(values.encode(dict(metadata), "metadata"))
     if size > _MAX_METADATA_BYTES:
-        raise UsageError(f"metadata takes {size} bytes, more than {_MAX_METADATA_BYTES}", hint="put it into the state")
+        raise UsageError(
+            f"metadata takes {size} bytes, more than {_MAX_METADATA_BYTES}", hint="put it into the state"
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,11 +16,14 @@ from ckptstore.config import StoreConfig, resolve
 from ckptstore.environment import Environment
 from ckptstore.errors import ConflictError, GuardError, NotFoundError, StoreNotFoundError, WrongStoreError
 from ckptstore.manifest import RunRow
+from ckptstore.model.ids import Attempt
 from ckptstore.run import Run
-from ckptstore.tier import runs
+from ckptstore.tier import layout
+from ckptstore.tier import runs as run_documents
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
 from ckptstore.tier.retry import RetryingBackend
 from ckptstore.tier.tier import Tier
+from ckptstore.verify import Problem, Progress, Target, Verifier, VerifyReport
 
 _RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -74,23 +79,83 @@ class Store:
         """
         name, selector = refs.split(ref)
         if name is not None:
-            run = self.run(name)
-            if not run.exists:
-                self.catalog.refresh()
-                names = self.catalog.ask(lambda manifest: manifest.find_runs_like(name))
-                raise NotFoundError(f"there is no run {name!r} in {self.url}", hint=similar(names))
-            return run.find(selector)
+            return self._require_run(name).find(selector)
         self.catalog.refresh()
         found = self.catalog.ask(lambda manifest: manifest.checkpoint_by_prefix(selector.upper()))
         if len(found) > 1:
             raise ConflictError(f"{ref!r} fits {len(found)} checkpoints", hint="write more of the id")
         if not found:
-            raise NotFoundError(f"no checkpoint id in {self.url} begins with {ref!r}", hint="REFs look like RUN@latest")
+            raise NotFoundError(
+                f"no checkpoint id in {self.url} begins with {ref!r}", hint="REFs look like RUN@latest"
+            )
         run_key, checkpoint = found[0]
-        named = runs.read_run(self.tier, run_key)
+        named = run_documents.read_run(self.tier, run_key)
         if named is None:
             raise NotFoundError(f"the run of checkpoint {checkpoint} is gone")
         return self.run(named[0]).find(checkpoint)
+
+    def verify(
+        self,
+        *,
+        runs: Sequence[str] = (),
+        refs: Sequence[str] = (),
+        share: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+        progress: Progress | None = None,
+    ) -> VerifyReport:
+        """Re-reads and re-hashes checkpoints, and marks what is damaged.
+
+        A damaged one is never restored unasked; found good again (a disk came back), it is marked good.
+
+        Args:
+            runs, refs: which; all of the store when neither is given.
+            share: (n, t): the n-th of t parts of the stored objects.
+            max_bytes: about how much to read; those verified longest ago come first.
+            progress: told (bytes done, bytes in all) as it goes, from several threads.
+
+        Raises:
+            NotFoundError: no such run or checkpoint.
+        """
+        everything = self._targets(None)
+        wanted = everything if not runs and not refs else []
+        for name in runs:
+            self._require_run(name)
+            wanted += self._targets(name)
+        for ref in refs:
+            found = self.checkpoint(ref)
+            wanted += [target for target in everything if target.entry.checkpoint == found.id]
+        unreadable = [
+            Problem(
+                name, Attempt.parse(attempt).step, attempt, layout.commit_key(key, attempt), error.message
+            )
+            for name, key in self._run_names()
+            if not (runs or refs) or name in runs
+            for attempt, error in self.catalog.unreadable.get(key, {}).items()
+        ]
+        report = Verifier(self.tier, progress).verify(
+            wanted, lambda: everything, share=share, max_bytes=max_bytes
+        )
+        return dataclasses.replace(report, problems=(*unreadable, *report.problems))
+
+    def _targets(self, run: str | None) -> list[Target]:
+        self.catalog.refresh()
+        return [
+            Target(name, key, entry)
+            for name, key in self._run_names()
+            if run in (None, name)
+            for entry in self.catalog.ask(lambda manifest, key=key: manifest.history(key))  # type: ignore[misc]
+        ]
+
+    def _run_names(self) -> list[tuple[str, str]]:
+        return [(row.run, row.run_key) for row in self.catalog.ask(lambda manifest: manifest.runs())]
+
+    def _require_run(self, name: str) -> Run:
+        run = self.run(name)
+        if not run.exists:
+            self.catalog.refresh()
+            names = self.catalog.ask(lambda manifest: manifest.find_runs_like(name))
+            raise NotFoundError(f"there is no run {name!r} in {self.url}", hint=similar(names))
+        return run
 
     def rebuild(self) -> None:
         """Makes the manifest anew from the tier; nothing else changes, and no answer does."""
@@ -110,7 +175,7 @@ class Store:
         self.close()
 
 
-def open(  # noqa: A001 - reads as ckptstore.open
+def open(
     location: str | os.PathLike[str],
     *,
     create: bool = False,

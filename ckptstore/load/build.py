@@ -87,7 +87,7 @@ class Builder:
             return opaque
         try:
             return pickle.loads(opaque.payload)  # noqa: S301 - the caller asked for it on both sides
-        except Exception as error:  # its class may be gone, or its __setstate__ may raise anything
+        except Exception as error:  # noqa: BLE001 - its class may be gone, or its __setstate__ may raise anything
             log.warning("a pickled %s cannot be rebuilt: %s", opaque.class_path, error)
             return Opaque(opaque.class_path, f"it cannot be rebuilt: {error}", opaque.payload)
 
@@ -135,4 +135,3 @@ def map_containers(node: Any, call: Callable[[Any], Any]) -> Any:
     if type(node) is tuple:
         return tuple(call(item) for item in node)
     return node
-

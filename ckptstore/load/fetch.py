@@ -9,12 +9,17 @@ import blake3
 import numpy as np
 
 from ckptstore import arrays
-from ckptstore.errors import BackendError, ChunkDamagedError, NotAnObjectError, ObjectNotFoundError, ShortReadError
+from ckptstore.errors import (
+    BackendError,
+    ChunkDamagedError,
+    NotAnObjectError,
+    ObjectNotFoundError,
+    ShortReadError,
+)
 from ckptstore.load.plan import Piece, Read, Want, plan
 from ckptstore.pool import Pool, default_threads
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
-
 
 
 @dataclasses.dataclass(slots=True)
@@ -91,7 +96,7 @@ class Fetcher:
             return None
         itemsize = want.raw.dtype.itemsize
         start = use.part.flat_offset_in(want.box) * itemsize
-        flat = memoryview(want.raw.reshape(-1).view(np.uint8))
+        flat = want.raw.reshape(-1).view(np.uint8).data
         return flat[start : start + read.length]
 
     def _place(self, data: memoryview, piece: Piece) -> None:
@@ -104,13 +109,14 @@ class Fetcher:
         held: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = getattr(self._scratch, "array", None)
         if held is None or len(held) < nbytes:
             held = self._scratch.array = np.empty(max(nbytes, 1 << 20), np.uint8)
-        return memoryview(held)[:nbytes]
+        return held.data[:nbytes]
 
     def _damaged(self, read: Read, piece: Piece, reason: str) -> ChunkDamagedError:
         name = self._contents.layout.tensors[piece.uses[0].want.tensor].name
+        digest = self._contents.digests[piece.uses[0].row].hex()
         return ChunkDamagedError(
-            f"{self._contents}, tensor {name!r}: chunk {self._contents.digests[piece.uses[0].row].hex()[:16]}... "
-            f"in {read.key} at {self._tier.url} is damaged: {reason}",
+            f"{self._contents}, tensor {name!r}: chunk {digest[:16]}... in {read.key} at {self._tier.url} "
+            f"is damaged: {reason}",
             key=read.key,
-            hint="run `ckptstore verify` to mark what is damaged; restore(fallback=True) takes the checkpoint before",
+            hint="`ckptstore verify` marks all that is damaged; restore(fallback=True) takes the one before",
         )

@@ -165,7 +165,9 @@ class StoredTensor:
             if isinstance(part, slice):
                 start, stop, step = part.indices(extent)
                 if step != 1:
-                    raise UsageError(f"{self.name!r}: slices must have step 1, not {step}", hint="slice what you read")
+                    raise UsageError(
+                        f"{self.name!r}: slices must have step 1, not {step}", hint="slice what you read"
+                    )
                 offsets.append(start)
                 sizes.append(max(stop - start, 0))
                 continue

@@ -227,8 +227,14 @@ class _Matcher:
 
     def _match_node(self, saved: Any, target: Any, path: StatePath) -> Any:
         if arrays.is_array(target):
-            if not isinstance(saved, _Saved) and path in self._names and self._names[path] not in self._stored:
-                self._problems.append(f"{show_path(path)}: a tensor here, {type(saved).__name__} in the checkpoint")
+            if (
+                not isinstance(saved, _Saved)
+                and path in self._names
+                and self._names[path] not in self._stored
+            ):
+                self._problems.append(
+                    f"{show_path(path)}: a tensor here, {type(saved).__name__} in the checkpoint"
+                )
             return target
         if target is LOAD:
             return self._take(saved, path)
@@ -285,7 +291,9 @@ class _Matcher:
         ]
         if isinstance(target, list):
             self.replacements += [
-                (target, i, new) for i, (new, old) in enumerate(zip(made, target, strict=True)) if new is not old
+                (target, i, new)
+                for i, (new, old) in enumerate(zip(made, target, strict=True))
+                if new is not old
             ]
             return target
         return tuple(made) if type(saved) is tuple and type(target) is tuple else self._take(saved, path)
@@ -327,8 +335,9 @@ def _common_prefix(missing: Iterable[str], unexpected: Iterable[str]) -> str | N
         return None
     for prefix in ("_orig_mod.", "module.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
         if any(prefix in name for name in there) and {n.replace(prefix, "") for n in there} == here:
-            return f"the checkpoint's names carry {prefix!r}: rename=lambda name: name.replace({prefix!r}, '')"
+            return (
+                f"the checkpoint's names carry {prefix!r}: rename=lambda name: name.replace({prefix!r}, '')"
+            )
         if any(prefix in name for name in here) and {n.replace(prefix, "") for n in here} == there:
             return f"this state's names carry {prefix!r}: pass the unwrapped module, or a TrainState"
     return None
-

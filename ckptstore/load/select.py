@@ -76,5 +76,6 @@ class Selection:
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(
-        fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, pattern + ".*") for pattern in patterns
+        fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, pattern + ".*")
+        for pattern in patterns
     )

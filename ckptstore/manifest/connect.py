@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptstore.errors import BackendError, PermissionDeniedError
-from ckptstore.manifest.errors import ManifestUnusable, primary_code
+from ckptstore.manifest.errors import MAX_PATH_BYTES, ManifestUnusable, primary_code
 from ckptstore.manifest.migrations import check_version, version_of
 from ckptstore.manifest.schema import APPLICATION_ID
 
@@ -59,6 +59,32 @@ def file_state(path: Path) -> str:
             hint="move it away, or set CKPTSTORE_MANIFEST to another file",
         )
     return "present" if found.st_size else "empty"
+
+
+def check_path(path: Path) -> None:
+    """Refuses a path that SQLite cannot open, or cannot make a journal beside.
+
+    Raises:
+        BackendError: with the remedy.
+    """
+    if len(os.fsencode(path)) > MAX_PATH_BYTES or len(os.fsencode(path.name)) > 255 - len("-journal"):
+        raise BackendError(
+            f"the path of the manifest is too long for SQLite: {str(path)!r}",
+            hint="set CKPTSTORE_MANIFEST to a shorter one",
+        )
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a file that may not be written: SQLite would open it all the same, and fail later.
+
+    Raises:
+        PermissionDeniedError: with the remedy.
+    """
+    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise PermissionDeniedError(
+            f"manifest {str(path)!r} or its folder may not be written",
+            hint="open it read-only, or set CKPTSTORE_MANIFEST to a file that may be",
+        )
 
 
 def connect(database: str, *, is_uri: bool) -> sqlite3.Connection:

@@ -190,6 +190,7 @@ class Database:
             with connect.closing_on_error(connection):
                 self._create(connection, "")
             return connection
+        connect.check_path(path)
         state = connect.file_state(path)
         if self.read_only:
             if state != "present":
@@ -204,6 +205,7 @@ class Database:
             connect.check_header(path)
         elif state == "absent":
             _make_folder(path)
+        connect.check_writable(path)
         return self._open_writable(path)
 
     def _open_writable(self, path: Path) -> sqlite3.Connection:

@@ -70,10 +70,6 @@ def translate(error: sqlite3.Error, path: Path | None) -> CkptstoreError:
         return PermissionDeniedError(
             what, hint="open the store read-only, or set CKPTSTORE_MANIFEST to a writable file"
         )
-    if code == sqlite3.SQLITE_CANTOPEN and path is not None and len(os.fsencode(path)) > MAX_PATH_BYTES:
-        return BackendError(
-            what, hint="its path is too long for SQLite: set CKPTSTORE_MANIFEST to a shorter one"
-        )
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS):
         return BackendError(
             what, transient=True, hint="it is reopened at the next use; check the disk if it goes on"

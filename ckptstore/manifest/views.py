@@ -48,6 +48,18 @@ SELECT
 FROM checkpoints AS c
 JOIN runs USING (run_id)
 WINDOW w AS (PARTITION BY c.run_id ORDER BY c.epoch, c.sequence, c.checkpoint)""",
+    "v_metrics": """
+CREATE VIEW v_metrics AS
+SELECT runs.run, c.step, c.checkpoint, c.epoch, c.sequence, c.restorable, m.metric, m.value, m.exact
+FROM metrics AS m
+JOIN checkpoints AS c USING (checkpoint_id)
+JOIN runs USING (run_id)""",
+    "v_timings": """
+CREATE VIEW v_timings AS
+SELECT runs.run, c.step, c.checkpoint, c.epoch, c.sequence, c.created_at, t.phase, t.seconds, c.new_bytes
+FROM timings AS t
+JOIN checkpoints AS c USING (checkpoint_id)
+JOIN runs USING (run_id)""",
     "v_replicas": """
 CREATE VIEW v_replicas AS
 SELECT

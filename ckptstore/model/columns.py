@@ -35,7 +35,9 @@ def encode_columns(columns: Mapping[str, Column]) -> bytes:
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         text = array.dtype.str
         if array.ndim != 1 or text not in _DTYPES:
-            raise ValueError(f"column {name!r} must be one-dimensional and one of {sorted(_DTYPES)}, not {text}")
+            raise ValueError(
+                f"column {name!r} must be one-dimensional and one of {sorted(_DTYPES)}, not {text}"
+            )
         header.append([name, text, len(array)])
         bodies.append(array.tobytes())
     head = msgpack.packb(header)
@@ -102,7 +104,9 @@ def decode_texts(data: Column, ends: Column, what: str) -> list[str]:
     raw = data.tobytes()
     stops = ends.tolist()
     starts = [0, *stops[:-1]] if stops else []
-    if (stops[-1] if stops else 0) != len(raw) or any(a > b or a < 0 for a, b in zip(starts, stops, strict=True)):
+    if (stops[-1] if stops else 0) != len(raw) or any(
+        a > b or a < 0 for a, b in zip(starts, stops, strict=True)
+    ):
         raise DocumentError(f"{what}: text positions do not fit")
     try:
         return [raw[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts, stops, strict=True)]

@@ -20,10 +20,24 @@ from ckptstore.model.dtypes import BY_CODE, DType
 
 KINDS = ("torch", "numpy", "bytes", "bytearray", "str")
 MAX_NDIM = 64
-_COLUMNS = (
-    "name_text name_ends component_text component_ends component dtype kind ndim shape "
-    "boxes box_offsets box_sizes alias_text alias_ends alias_of chunk_bytes"
-).split()
+_COLUMNS = [
+    "name_text",
+    "name_ends",
+    "component_text",
+    "component_ends",
+    "component",
+    "dtype",
+    "kind",
+    "ndim",
+    "shape",
+    "boxes",
+    "box_offsets",
+    "box_sizes",
+    "alias_text",
+    "alias_ends",
+    "alias_of",
+    "chunk_bytes",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,11 +213,11 @@ def _build(table: Mapping[str, columns.Column]) -> Layout:
 
 
 def assign_names(paths: Sequence[tuple[object, ...]]) -> list[str]:
-    """A unique readable name per path: keys joined by dots, as torch's DCP does.
+    r"""A unique readable name per path: keys joined by dots, as torch's DCP does.
 
     Where that would give two paths one name (``{"a": {"b": 1}, "a.b": 2}``), the paths concerned are
     written so that no two can meet: dots and brackets in strings are escaped by a backslash and keys
-    that are not strings stand in brackets (``a\\.b``, ``[25]``).
+    that are not strings stand in brackets (``a\.b``, ``[25]``).
     """
     plain = [_printable(".".join(str(key) for key in path)) for path in paths]
     count: dict[str, int] = {}

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from ckptstore.model.ids import Digest
 
-NoteKind = Literal["metrics", "tag", "untag", "invalid", "valid", "forgotten", "expiring", "verified", "damaged"]
+NoteKind = Literal[
+    "metrics", "tag", "untag", "invalid", "valid", "forgotten", "expiring", "verified", "damaged"
+]
 NOTE_KINDS: tuple[NoteKind, ...] = (
     "metrics",
     "tag",
@@ -61,7 +63,7 @@ class ComponentSummary:
     Attributes:
         logical_bytes: of all its tensors, each counted once.
         new_bytes: written by this save.
-        reused_bytes: taken from checkpoints it pinned.
+        reused_bytes: not written: in checkpoints it pinned, or equal to other chunks of this save.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +35,9 @@ def decode_digests(data: bytes, count: int) -> list[Digest]:
     """
     raw = columns.decode_columns(data, ("digest",), "digest table")["digest"].tobytes()
     if len(raw) != count * DIGEST_BYTES:
-        raise DocumentError(f"digest table has {len(raw) // DIGEST_BYTES} rows, the layout has {count} chunks")
+        raise DocumentError(
+            f"digest table has {len(raw) // DIGEST_BYTES} rows, the layout has {count} chunks"
+        )
     return [Digest(raw[i : i + DIGEST_BYTES]) for i in range(0, len(raw), DIGEST_BYTES)]
 
 
@@ -89,8 +92,11 @@ class KeyList:
         attempts = columns.decode_texts(table["attempt_text"], table["attempt_ends"], what)
         sizes = table["size"].astype(np.int64)
         raw = table["digest"].tobytes()
-        packs, numbers, ranks = (table[name].tolist() for name in ("is_pack", "attempt", "rank"))
-        if not len(packs) == len(numbers) == len(ranks) == len(sizes) == len(raw) / DIGEST_BYTES:
+        packs, numbers, ranks = table["is_pack"].tolist(), table["attempt"].tolist(), table["rank"].tolist()
+        if (
+            not len(packs) == len(numbers) == len(ranks) == sizes.size
+            or len(raw) != len(packs) * DIGEST_BYTES
+        ):
             raise DocumentError(f"{what}: columns differ in length")
         try:
             for attempt in attempts:
@@ -101,7 +107,7 @@ class KeyList:
             )
         except (ValueError, IndexError) as error:
             raise DocumentError(f"{what}: {error}") from error
-        if any(a >= b for a, b in zip(keys, keys[1:], strict=False)) or (sizes < 0).any():
+        if any(a >= b for a, b in itertools.pairwise(keys)) or (sizes < 0).any():
             raise DocumentError(f"{what}: not sorted, or a negative size")
         return cls(keys, sizes)
 
@@ -143,7 +149,7 @@ class Locations:
         table = columns.decode_columns(data, _LOCATION_COLUMNS, what)
         rows = {name: table[name].astype(np.int64) for name in ("object", "offset", "length")}
         codec = table["codec"].astype(np.uint8)
-        if any(len(column) != len(nbytes) for column in (*rows.values(), codec)):
+        if codec.size != nbytes.size or any(rows[name].size != nbytes.size for name in rows):
             raise DocumentError(f"{what} has {len(codec)} rows, the layout has {len(nbytes)} chunks")
         if len(nbytes):
             if rows["object"].max() >= len(keys.keys):

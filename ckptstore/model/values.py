@@ -425,7 +425,7 @@ class _Decoder:
                 class_path, payload = msgpack.unpackb(data)
                 return Opaque(
                     str(class_path),
-                    "it was pickled at save; pass allow_pickle=True to load it, if you trust where it came from",
+                    "it was pickled at save; allow_pickle=True loads it, if you trust where it came from",
                     bytes(payload),
                 )
         raise DocumentError(f"{self._what}: unknown extension {code}")

@@ -127,9 +127,7 @@ def commit(
         not_captured=request.not_captured,
         state_info=dict(request.state_info),
         timings=dict(phases.seconds),
-        components=summarize(
-            layout, written_bytes(layout, assembly.locations, assembly.keys, attempt)
-        ),
+        components=summarize(layout, written_bytes(layout, assembly.locations, assembly.keys, attempt)),
         tables=refs,
     )
     data = encode_record(record)

@@ -103,7 +103,7 @@ class _Collector:
                 payload = pickle.dumps(value)
             except Exception as error:  # a user's __reduce__ may raise anything
                 raise UnsupportedValueError(
-                    f"{show_path(path)} is of type {class_path_of(value)}, which cannot even be pickled: {error}",
+                    f"{show_path(path)} is of type {class_path_of(value)}, which cannot be pickled: {error}",
                     path=show_path(path),
                     hint="leave it out, or save plain values instead",
                 ) from error
@@ -135,7 +135,8 @@ class _Collector:
         tree = values.pack(plain)
         if len(tree) > values.MAX_TREE_BYTES:
             raise UsageError(
-                f"the values of the state (without tensors) take {len(tree)} bytes, more than {values.MAX_TREE_BYTES}",
+                f"the values of the state (without tensors) take {len(tree)} bytes, "
+                f"more than {values.MAX_TREE_BYTES}",
                 hint="store large lists of numbers as arrays",
             )
         return FlatState(layout, tuple(sources), tree)

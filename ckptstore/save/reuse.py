@@ -45,7 +45,8 @@ class ReuseIndex:
         backend: Backend,
         on_missing: Callable[[CommitRecord, str, str], None],
     ) -> None:
-        """
+        """Builds the index.
+
         Args:
             contents: of pinned records that survived, the preferred ones first.
             on_missing: told (record, key, reason) of an object that should be there and is not.

@@ -57,5 +57,5 @@ class Session:
             raise SessionSupersededError(
                 f"run {self.epoch.run!r}: epoch {self.epoch.number} was taken over by epoch {later.number}, "
                 f"process {later.pid} on {later.host}",
-                hint="stop this process: its saves no longer count; or call run.restore() and go on from there",
+                hint="stop this process: its saves no longer count; or run.restore() and go on from there",
             )

@@ -17,7 +17,9 @@ class TableWriter:
         object_sizes: key -> bytes of the pieces that the tables so far need.
     """
 
-    def __init__(self, backend: Backend, index: ReuseIndex, attempt: str, rank: int, chunk_bytes: int) -> None:
+    def __init__(
+        self, backend: Backend, index: ReuseIndex, attempt: str, rank: int, chunk_bytes: int
+    ) -> None:
         self._backend = backend
         self._index = index
         self._attempt = attempt

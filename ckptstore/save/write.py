@@ -201,4 +201,3 @@ def _batches(small: list[Small], batch_bytes: int) -> Iterator[list[Small]]:
             batch, size = [], 0
     if batch:
         yield batch
-

@@ -43,7 +43,7 @@ class Marker:
             json.dumps(
                 {
                     "format": FORMAT,
-                    "what": "a tier of a ckptstore store of checkpoints (docs/format.md); do not delete this file",
+                    "what": "a tier of a ckptstore store (docs/format.md); do not delete this file",
                     "store_uuid": self.store_uuid,
                     "tier_uuid": self.tier_uuid,
                     "hash": "blake3-256",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from ckptstore.errors import BusyError, DocumentError, ObjectExistsError
@@ -21,10 +22,8 @@ def ensure_run(tier: Tier, run: str) -> str:
     run_key = run_key_of(run)
     key = layout.run_document(run_key)
     if not tier.exists(key):
-        try:
+        with contextlib.suppress(ObjectExistsError):  # another process made the same run just now
             tier.put_new(key, seal("run", {"run": run, "created_at": tier.environment.now()}))
-        except ObjectExistsError:
-            pass  # another process made the same run just now
     return run_key
 
 
@@ -91,7 +90,7 @@ def open_epoch(
             alive = is_alive_here(former, environment.host, environment.boot_id)
             if exclusive and alive:
                 raise BusyError(
-                    f"run {run!r} is being trained by process {former.pid} on {former.host} (epoch {former.number})",
+                    f"run {run!r} is being trained by process {former.pid} on {former.host}",
                     hint="stop that process, or open without exclusive=True to take the run over",
                 )
             log.info(

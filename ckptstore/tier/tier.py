@@ -162,7 +162,7 @@ class Tier:
         return sorted(
             info.key.removeprefix("runs/").removesuffix(suffix)
             for info in self.listing("runs/")
-            if info.key.endswith(suffix) and info.key.count("/") == 2  # noqa: PLR2004
+            if info.key.endswith(suffix) and info.key.count("/") == 2
         )
 
 

@@ -123,7 +123,9 @@ def capture_optimizer(optimizer: OptimizerLike, names: ParameterNames, label: st
             continue
         name = names.name_of(owner) if isinstance(owner, torch.Tensor) else None
         if name is None:
-            what = f"a tensor of shape {tuple(owner.shape)}" if isinstance(owner, torch.Tensor) else repr(owner)
+            what = (
+                f"a tensor of shape {tuple(owner.shape)}" if isinstance(owner, torch.Tensor) else repr(owner)
+            )
             raise UsageError(
                 f"{label} has state for {what}, which no model given here has as a parameter",
                 hint="give the module in model=, or drop the entry from optimizer.state",

@@ -82,18 +82,29 @@ def make_record(step: int, *, session: int = 1, tensors: int = 4, **changes: obj
         "components": (ComponentSummary("model", tensors, 2 * tensors, 64 * tensors, 64 * tensors, 0),),
         "tables": {},
     }
-    return CommitRecord(**{**values, **changes})  # type: ignore[arg-type]
+    return CommitRecord(**{**values, **changes})
 
 
 def make_epoch(number: int, *, resumed_from: str | None = None) -> EpochDoc:
     return EpochDoc(
-        RUN, number, session_ulid(number), "node-1", "boot", 4242, NOON, resumed_from, rewound=False, session_key="k"
+        RUN,
+        number,
+        session_ulid(number),
+        "node-1",
+        "boot",
+        4242,
+        NOON,
+        resumed_from,
+        rewound=False,
+        session_key="k",
     )
 
 
 def make_note(record: CommitRecord, number: int, kind: str, **data: object) -> Note:
     about = record.attempt if kind in ("verified", "damaged") else None
-    return Note(RUN, record.checkpoint, number, ulid(number, bytes(10)), kind, NOON + number, "ann", about, data)  # type: ignore[arg-type]
+    return Note(
+        RUN, record.checkpoint, number, ulid(number, bytes(10)), kind, NOON + number, "ann", about, data
+    )
 
 
 def note_key(note: Note) -> str:
@@ -106,7 +117,9 @@ def put_basics(manifest: Manifest) -> None:
     manifest.put_epoch(KEY, make_epoch(1))
 
 
-def put(manifest: Manifest, record: CommitRecord, *, tier: str = TIER, tensors: int = 4, salt: str | None = None) -> bool:
+def put(
+    manifest: Manifest, record: CommitRecord, *, tier: str = TIER, tensors: int = 4, salt: str | None = None
+) -> bool:
     rows = make_tensors(tensors, salt=str(record.step) if salt is None else salt)
     return manifest.put_record(tier, KEY, record, make_layout(tensors), rows, 900)
 

@@ -107,7 +107,12 @@ def test_a_checkpoint_row_says_what_the_record_said(manifest):
     record = make_record(7, tags=("best", "a'b\"c"), metrics={"loss": 0.1, "tokens": 10**9})
     assert put(manifest, record)
     (row,) = manifest.checkpoints(KEY)
-    assert (row.run, row.run_key, row.checkpoint, row.attempt) == (RUN, KEY, record.checkpoint, record.attempt)
+    assert (row.run, row.run_key, row.checkpoint, row.attempt) == (
+        RUN,
+        KEY,
+        record.checkpoint,
+        record.attempt,
+    )
     assert (row.step, row.epoch, row.sequence, row.place) == (7, 1, 7, (1, 7))
     assert row.created_at == record.created_at
     assert (row.session, row.origin, row.host, row.world_size) == (record.session, "save", "node-1", 1)
@@ -115,7 +120,13 @@ def test_a_checkpoint_row_says_what_the_record_said(manifest):
     assert row.metrics == {"loss": 0.1, "tokens": 10**9}
     assert row.tags == ("a'b\"c", "best")
     assert row.timings == {"capture": 0.25, "write": 1.5}
-    assert (row.tensors, row.chunks, row.logical_bytes, row.new_bytes, row.reused_bytes) == (4, 8, 256, 256, 0)
+    assert (row.tensors, row.chunks, row.logical_bytes, row.new_bytes, row.reused_bytes) == (
+        4,
+        8,
+        256,
+        256,
+        0,
+    )
     assert (row.pins, row.tiers) == (0, ("local",))
 
 
@@ -159,7 +170,12 @@ def test_tensors_come_back_in_order_with_their_ties(manifest):
     assert [r.digest for r in rows[:4]] == make_tensors(salt="s").digests
     assert (rows[4].alias_of, rows[4].digest) == ("model.layers.0.weight", rows[0].digest)
     assert rows[0].alias_of is None
-    assert (rows[0].shape, rows[0].dtype, rows[0].kind, rows[0].component) == ((8, 4), "bfloat16", "parameter", "model")
+    assert (rows[0].shape, rows[0].dtype, rows[0].kind, rows[0].component) == (
+        (8, 4),
+        "bfloat16",
+        "parameter",
+        "model",
+    )
     assert (rows[0].bytes, rows[0].new_bytes, rows[0].chunks) == (64, 64, 2)
 
 
@@ -280,19 +296,30 @@ def test_keys_that_left_the_listing_can_be_dropped(manifest):
 
 
 def test_metrics_are_exact_and_can_be_queried(manifest):
-    values = {"nan": math.nan, "inf": math.inf, "minus": -math.inf, "big": 10**40, "huge": 10**5000, "zero": -0.0}
+    values = {
+        "nan": math.nan,
+        "inf": math.inf,
+        "minus": -math.inf,
+        "big": 10**40,
+        "huge": 10**5000,
+        "zero": -0.0,
+    }
     put(manifest, make_record(1, metrics={**values, "int": 3, "float": 3.0}))
     metrics = manifest.checkpoints()[0].metrics
     assert math.isnan(metrics.pop("nan"))
     assert metrics == {**{k: v for k, v in values.items() if k != "nan"}, "int": 3, "float": 3.0}
     assert (type(metrics["int"]), type(metrics["float"])) == (int, float)
     assert math.copysign(1, metrics["zero"]) == -1
-    rows = manifest.read(lambda c: dict((m, (v, e)) for m, v, e in c.execute("SELECT metric, value, exact FROM metrics")))
+    rows = manifest.read(
+        lambda c: {m: (v, e) for m, v, e in c.execute("SELECT metric, value, exact FROM metrics")}
+    )
     assert rows["nan"] == (None, "NaN")
     assert rows["inf"] == (math.inf, "Infinity")
     assert rows["big"] == (1e40, str(10**40))
     assert rows["zero"][1] == "-0.0"
-    valid = manifest.read(lambda c: c.execute("SELECT min(json_valid(metrics)) FROM v_checkpoints").fetchone()[0])
+    valid = manifest.read(
+        lambda c: c.execute("SELECT min(json_valid(metrics)) FROM v_checkpoints").fetchone()[0]
+    )
     assert valid == 1
 
 
@@ -336,7 +363,9 @@ def test_a_tensor_is_followed_through_the_run(manifest):
 def test_pins_are_what_was_last_seen(manifest):
     put(manifest, make_record(1))
     intents = [
-        IntentDoc(attempt_id(0, session=n), "pin", RUN, "node-1", 1, "ann", NOON, ((KEY, attempt_id(1)),), "paper")
+        IntentDoc(
+            attempt_id(0, session=n), "pin", RUN, "node-1", 1, "ann", NOON, ((KEY, attempt_id(1)),), "paper"
+        )
         for n in (5, 6)
     ]
     manifest.set_pins(TIER, intents)
@@ -393,7 +422,16 @@ def test_dropping_a_run_leaves_nothing_of_it(manifest):
     put(manifest, make_record(1))
     put_note(manifest, make_note(make_record(1), 1, "tag", tag="t"))
     manifest.drop_run(KEY)
-    for table in ("runs", "sessions", "checkpoints", "replicas", "checkpoint_tensors", "layouts", "boxes", "notes"):
+    for table in (
+        "runs",
+        "sessions",
+        "checkpoints",
+        "replicas",
+        "checkpoint_tensors",
+        "layouts",
+        "boxes",
+        "notes",
+    ):
         assert count(manifest, table) == 0, table
 
 

@@ -39,7 +39,9 @@ def documents(draw):
     for session in range(1, sessions + 1):
         for sequence, step in enumerate(draw(st.lists(st.integers(-5, 5), max_size=3, unique=True)), start=1):
             record = make_record(step, session=session, sequence=sequence, metrics=draw(METRICS))
-            records.append(dataclasses.replace(record, tags=tuple(draw(st.lists(TAGS, max_size=2, unique=True)))))
+            records.append(
+                dataclasses.replace(record, tags=tuple(draw(st.lists(TAGS, max_size=2, unique=True))))
+            )
     for record in list(records):
         for generation in range(1, draw(st.integers(1, 2))):
             attempt = attempt_id(record.step, session=record.epoch, number=generation)
@@ -67,7 +69,9 @@ def documents(draw):
         notes.append(Note(RUN, record.checkpoint, number, ulid(i, b"0" * 10), kind, at, "ann", about, data))
     dooms = {r.attempt for r in records if draw(st.integers(0, 5)) == 0}
     gone = {r.attempt for r in records if draw(st.integers(0, 5)) == 0}
-    steps = draw(st.permutations([*records, *epochs, *notes, "dooms", *(CommitEnd(a, "gone", "") for a in gone)]))
+    steps = draw(
+        st.permutations([*records, *epochs, *notes, "dooms", *(CommitEnd(a, "gone", "") for a in gone)])
+    )
     return records, epochs, notes, dooms, gone, steps, draw(st.integers(1, 5))
 
 
@@ -126,10 +130,19 @@ def test_facts_equal_the_models_whatever_the_order_of_documents(made):
         assert same(manifest.latest(KEY), history.latest(wanted, epochs))
         ordered = [e.checkpoint for e in history.effective_order(wanted, epochs)]
         assert [c.checkpoint for c in manifest.checkpoints(KEY)] == ordered
-        for row, entry in zip(manifest.checkpoints(KEY), history.effective_order(wanted, epochs), strict=True):
+        for row, entry in zip(
+            manifest.checkpoints(KEY), history.effective_order(wanted, epochs), strict=True
+        ):
             assert same(row.metrics, dict(entry.facts.metrics))
-            assert (row.tags, row.state, row.restorable) == (entry.facts.tags, entry.facts.state, entry.facts.restorable)
-            assert (row.verified_at, row.damaged_reason) == (entry.facts.verified_at, entry.facts.damaged_reason)
+            assert (row.tags, row.state, row.restorable) == (
+                entry.facts.tags,
+                entry.facts.state,
+                entry.facts.restorable,
+            )
+            assert (row.verified_at, row.damaged_reason) == (
+                entry.facts.verified_at,
+                entry.facts.damaged_reason,
+            )
         dump = everything(manifest)
         with manifest.transaction():
             manifest.refresh_facts(KEY, everything=True)
@@ -138,10 +151,22 @@ def test_facts_equal_the_models_whatever_the_order_of_documents(made):
 
 def everything(manifest):
     """All that can be asked, without the row numbers that depend on the order of arrival."""
-    views = ("v_checkpoints", "v_tensors", "v_reuse", "v_replicas", "v_tiers", "v_retention", "metrics", "tags")
+    views = (
+        "v_checkpoints",
+        "v_tensors",
+        "v_reuse",
+        "v_replicas",
+        "v_tiers",
+        "v_retention",
+        "metrics",
+        "tags",
+    )
     return manifest.read(
         lambda c: {
-            view: sorted(json.dumps(row) for row in c.execute(f"SELECT * FROM {view}" if view[1] == "_" else VALUES[view]))
+            view: sorted(
+                json.dumps(row)
+                for row in c.execute(f"SELECT * FROM {view}" if view[1] == "_" else VALUES[view])
+            )
             for view in views
         }
     )
@@ -161,7 +186,9 @@ def test_a_rebuild_in_another_order_gives_the_same_answers(made, random):
     random.shuffle(again)
     # What reads GONE cannot be read as a record any more: a rebuild never sees it.
     ended = {s.attempt for s in steps if isinstance(s, CommitEnd)}
-    again = [s for s in again if not (hasattr(s, "checkpoint") and not isinstance(s, Note) and s.attempt in ended)]
+    again = [
+        s for s in again if not (hasattr(s, "checkpoint") and not isinstance(s, Note) and s.attempt in ended)
+    ]
     with Manifest.open(None, store_uuid=STORE) as manifest:
         put_basics(manifest)
         feed(manifest, steps, dooms, per_transaction)

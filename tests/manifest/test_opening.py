@@ -49,8 +49,8 @@ def test_what_was_written_is_there_after_reopening_and_nothing_lies_beside_it(pa
 @pytest.mark.parametrize(
     "name",
     [
-        "a#b", "what?mode=memory", "100%", "%41", "new\nline", "sp ace", "q'uo\"te", "ünï🙂", "file:x", "-dash", "a&b=c",
-        ":memory:", os.fsdecode(b"not-utf8-\xff\xfe"),
+        "a#b", "what?mode=memory", "100%", "%41", "new\nline", "sp ace", "q'uo\"te", "ünï🙂", "file:x",
+        "-dash", "a&b=c", ":memory:", os.fsdecode(b"not-utf8-\xff\xfe"),
     ],
 )  # fmt: skip
 def test_g09_odd_names_open_and_make_exactly_this_file(tmp_path, name):
@@ -100,7 +100,9 @@ def test_an_absent_file_is_made_only_by_a_writer(tmp_path):
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-@pytest.mark.parametrize("content", [b"x", b"hello world" * 1000, b"SQLite format 3\0", b"SQLite format 3\0" + b"\xff" * 84])
+@pytest.mark.parametrize(
+    "content", [b"x", b"hello world" * 1000, b"SQLite format 3\0", b"SQLite format 3\0" + b"\xff" * 84]
+)
 def test_a_file_that_is_no_database_is_refused(tmp_path, content, read_only):
     path = tmp_path / "manifest.db"
     path.write_bytes(content)
@@ -199,9 +201,7 @@ def test_damaged_pages_are_reported_and_never_hang(path):
     with pytest.raises(ManifestUnusable), Manifest.open(path, store_uuid=STORE) as manifest:
         manifest.check()
     with pytest.raises(ManifestUnusable), Manifest.open(path, store_uuid=STORE) as manifest:
-        put(manifest, make_record(9))
-        manifest.checkpoints()
-        manifest.tensors(attempt_id(1))
+        [put(manifest, make_record(9)), manifest.checkpoints(), manifest.tensors(attempt_id(1))]
     with Manifest.reset(path, store_uuid=STORE) as manifest:
         put_basics(manifest)
         put(manifest, make_record(1))
@@ -333,7 +333,10 @@ def as_nobody(path):
         (path.parent / name).chmod(0o444)
     before = {name: (path.parent / name).read_bytes() for name in os.listdir(path.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(NOBODY), str(path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(NOBODY), str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert {name: (path.parent / name).read_bytes() for name in os.listdir(path.parent)} == before
@@ -374,7 +377,10 @@ def test_a_file_that_may_not_be_read_is_a_permission_error(shared):
     """
     shared.chmod(0)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(shared)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(code), str(shared)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.split() == ["denied", "denied"], done.stderr
 

@@ -30,6 +30,16 @@ class Noisy(Dataset):
         return x + torch.randn(6), torch.tensor(float(index % 3))
 
 
+class Fixed(Dataset):
+    """The same everywhere: draws made in workers cannot be resumed within an epoch."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.linspace(0, 1, 6) * index, torch.tensor(float(index % 3))
+
+
 class MasterSGD(torch.optim.SGD):
     """bf16 weights; fp32 master copies and moments in its state."""
 
@@ -86,11 +96,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(
             "cpu", init_scale=64.0, growth_interval=4, enabled=scenario == "scaler"
         )
-        data = (
-            Noisy()
-            if scenario != "workers"
-            else list(zip(torch.randn(30, 6), torch.arange(30.0) % 3, strict=True))
-        )
+        data = Noisy() if scenario != "workers" else Fixed()
         self.loader = ResumableLoader(data, 4, seed=11, **workers)
         self.noise = torch.Generator().manual_seed(seed)
         self.extra = {"seen": [], "ema": torch.zeros(())}
@@ -127,12 +133,15 @@ class Training:
 
 def main():
     scenario, path, steps = sys.argv[1:]
-    training = Training(scenario, seed=999)  # nothing here is as it was
+    results = {}
     with open(path, "rb") as file:
-        Checkpoint(file.read()).restore(training.state)
-    losses = list(training.run(int(steps)))
-    final = save(training.state, int(steps)).values()
-    sys.stdout.buffer.write(pickle.dumps((losses, final)))
+        checkpoints = pickle.load(file)
+    for at, data in checkpoints.items():
+        training = Training(scenario, seed=999 + at)  # nothing here is as it was
+        Checkpoint(data).restore(training.state)
+        losses = list(training.run(int(steps)))
+        results[at] = losses, save(training.state, int(steps)).values()
+    sys.stdout.buffer.write(pickle.dumps(results))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_it_resumes_after_what_the_loop_received(options, cut):
         return ResumableLoader(Plain(), 4, seed=2, **options)
 
     whole = take(make(), 15)
-    assert sorted(sum(whole[:5], [])) == list(range(20))
+    assert sorted(itertools.chain(*whole[:5])) == list(range(20))
     loader = make()
     batches = endless(loader)
     for _ in range(cut):
@@ -80,7 +80,7 @@ def test_saving_in_the_loop_every_step_gives_every_position(options):
     positions = []
     for _ in range(2):
         for _ in loader:
-            positions.append(loader.state_dict())
+            positions += [loader.state_dict()]
     assert [(state["epoch"], state["offset"]) for state in positions] == [
         (0, 4), (0, 8), (0, 12), (0, 16), (1, 0), (1, 4), (1, 8), (1, 12), (1, 16), (2, 0),
     ]  # fmt: skip
@@ -118,7 +118,7 @@ def test_world_sizes_change_under_workers_and_the_global_batches_stay():
             got.append([batch.tolist() for batch in itertools.islice(loader, count)])
             states.append(loader.state_dict())
         assert all(other == states[0] for other in states)
-        return [sorted(sum(parts, [])) for parts in zip(*got, strict=True)], states[0]
+        return [sorted(itertools.chain(*parts)) for parts in zip(*got, strict=True)], states[0]
 
     expected, _ = run(1, None, 8)
     one, state = run(4, None, 3)
@@ -297,11 +297,10 @@ def test_c169_the_topology_is_recorded_and_a_mismatch_is_warned_of(monkeypatch, 
     }
     monkeypatch.setattr("ckptstore.torch.train_state.distributed_place", lambda: (1, 8))
     notes = checkpoint.restore(TrainState(loader=Foreign()))
-    assert notes == [
-        "the data position of loader was saved in another topology (world_size 1 then, 8 now): samples may come "
-        "twice or never"
-    ]
-    assert notes[0] in caplog.text
+    (note,) = notes
+    assert "loader was saved in another topology (world_size 1 then, 8 now)" in note
+    assert "twice or never" in note
+    assert note in caplog.text
     state = TrainState(loader=Foreign())
     monkeypatch.setattr(state, "_mesh", lambda: {"shape": (2, 4), "names": ("dp", "tp")})
     assert "mesh None then" in checkpoint.restore(state)[0]

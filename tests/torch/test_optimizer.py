@@ -52,14 +52,14 @@ OPTIMIZERS = {
     "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=0.1, fused=True),
     "adamw-tensor-lr": lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.1), foreach=False),
     "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.1, initial_accumulator_value=0.1),
-    "adadelta": lambda ps: torch.optim.Adadelta(ps),
-    "adamax": lambda ps: torch.optim.Adamax(ps),
-    "asgd": lambda ps: torch.optim.ASGD(ps),
-    "nadam": lambda ps: torch.optim.NAdam(ps),
-    "radam": lambda ps: torch.optim.RAdam(ps),
+    "adadelta": torch.optim.Adadelta,
+    "adamax": torch.optim.Adamax,
+    "asgd": torch.optim.ASGD,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, momentum=0.9, centered=True),
-    "rprop": lambda ps: torch.optim.Rprop(ps),
-    "adafactor": lambda ps: torch.optim.Adafactor(ps),
+    "rprop": torch.optim.Rprop,
+    "adafactor": torch.optim.Adafactor,
     "lbfgs": lambda ps: torch.optim.LBFGS(ps, max_iter=3, history_size=4, line_search_fn="strong_wolfe"),
 }
 
@@ -510,3 +510,30 @@ def test_entries_that_were_kept_on_the_cpu_are_recorded_and_stay_there():
         assert entry["step"].device.type == "cpu"
         assert entry["moment"].device.type == ("cpu" if number == 0 else "meta")
         assert entry["factor"].device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}], ids=str)
+def test_on_a_gpu_every_entry_is_back_on_its_device_and_training_goes_on_the_same(options):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+    def forward(model, optimizer):
+        optimizer.zero_grad()
+        loss = model(torch.ones(5, 3, device="cuda")).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    model, other = net().cuda(), net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+    for _ in range(3):
+        forward(model, optimizer)
+    checkpoint = save(TrainState(model=model, optimizer=optimizer))
+    twin = torch.optim.AdamW(other.parameters(), lr=0.1, **options)
+    checkpoint.restore(TrainState(model=other, optimizer=twin))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        for key, value in optimizer.state[one].items():
+            assert twin.state[two][key].device == value.device, key
+    assert same(capture(other, twin), capture(model, optimizer))
+    assert [forward(other, twin) for _ in range(3)] == [forward(model, optimizer) for _ in range(3)]

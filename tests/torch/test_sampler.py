@@ -130,10 +130,8 @@ def test_world_size_4_to_2_to_3_keeps_the_global_batches(infinite, drop_last, ba
         assert all(state["offset"] == states[0]["offset"] for state in states)
         return batches, states[0]
 
-    if not batched and not infinite:
-        count = (3, 2, 3)  # inside one epoch: without batches, the cut at its end is the loader's
-    else:
-        count = (5, 9, 6)
+    # Inside one epoch where it yields single indices: there the cut at the end is the loader's.
+    count = (3, 2, 3) if not batched and not infinite else (5, 9, 6)
     expected, _ = global_batches(ranks(1, None), sum(count))
     got, state = [], None
     for world, batches in zip((4, 2, 3), count, strict=True):
@@ -255,4 +253,4 @@ def test_it_serves_as_sampler_and_as_batch_sampler_of_a_dataloader():
     one = [batch[0].tolist() for batch in DataLoader(data, batch_size=4, sampler=ResumableSampler(data))]
     two = [b[0].tolist() for b in DataLoader(data, batch_sampler=ResumableSampler(data, batch_size=4))]
     assert one == two
-    assert sorted(sum(one, [])) == list(range(10))
+    assert sorted(itertools.chain(*one)) == list(range(10))

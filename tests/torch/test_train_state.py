@@ -123,7 +123,7 @@ def test_what_extra_has_and_the_checkpoint_does_not_is_reported():
 
 
 def test_what_is_wanted_and_was_not_saved_is_a_target_and_stays_as_it_is():
-    model, optimizer = parts()
+    model, _ = parts()
     checkpoint = save(TrainState(model=model))
     other, twin = parts(lr=0.7)
     state = TrainState(model=other, optimizer=twin, scheduler=lr_scheduler.ConstantLR(twin))
