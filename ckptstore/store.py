@@ -18,14 +18,13 @@ from ckptstore.errors import ConflictError, GuardError, NotFoundError, StoreNotF
 from ckptstore.manifest import RunRow
 from ckptstore.model.ids import Attempt
 from ckptstore.run import Run
+from ckptstore.run_resume import restart_variable
 from ckptstore.tier import layout
 from ckptstore.tier import runs as run_documents
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
 from ckptstore.tier.retry import RetryingBackend
 from ckptstore.tier.tier import Tier
 from ckptstore.verify import Problem, Progress, Target, Verifier, VerifyReport
-
-_RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 class Store:
@@ -207,10 +206,10 @@ def open(
     except StoreNotFoundError:
         if not create:
             raise
-        restarts = [name for name in _RESTART_COUNTS if (os.environ.get(name) or "0") != "0"]
-        if restarts:
+        restart = restart_variable(os.environ)
+        if restart is not None:
             raise GuardError(
-                f"there is no store at {backend.url}, and {restarts[0]} says that this is a restart: "
+                f"there is no store at {backend.url}, and {restart} says that this is a restart: "
                 "no new one is made in its place",
                 hint="check that the disk is mounted; `ckptstore init` makes a new store",
             ) from None

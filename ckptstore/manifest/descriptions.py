@@ -25,6 +25,8 @@ TABLES: dict[str, str] = {
     "v_checkpoints": "Checkpoints with everything about them, one row each. Start here.",
     "v_tensors": "Every tensor of every checkpoint; always give a run and a tensor, or a checkpoint.",
     "v_reuse": "What each checkpoint added, and how much it took from earlier ones.",
+    "v_metrics": "Every metric of every checkpoint.",
+    "v_timings": "How long each phase of every save took.",
     "v_replicas": "Which checkpoint is on which tier, in which state.",
     "v_tiers": "Each run on each tier, in numbers.",
     "v_retention": "What speaks for keeping each checkpoint, whatever the policy; policies add to it.",
@@ -80,6 +82,11 @@ _COMMON: dict[str, str] = {
     "kind": "What it is: as the writer says.",
     "digest": "Identifies the content: equal digests, equal tensors.",
     "bytes": "Size of the tensor.",
+    "metric": "Name of the metric.",
+    "value": "Its value; null for NaN; the nearest float for integers over 53 bits.",
+    "exact": "Its value as text, exactly: NaN, Infinity, -0.0 and integers of any size.",
+    "phase": "Name of the phase.",
+    "seconds": "How long it took.",
 }
 
 _RECORD: dict[str, str] = {
@@ -145,18 +152,9 @@ _SPECIFIC: dict[str, dict[str, str]] = {
         "reason": "Why, as written.",
     },
     "components": {"replica_id": _REPLICA_ID},
-    "metrics": {
-        "checkpoint_id": _CHECKPOINT_ID,
-        "metric": "Name of the metric.",
-        "value": "Its value; null for NaN; the nearest float for integers over 53 bits.",
-        "exact": "Its value as text, exactly: NaN, Infinity, -0.0 and integers of any size.",
-    },
+    "metrics": {"checkpoint_id": _CHECKPOINT_ID},
     "tags": {"checkpoint_id": _CHECKPOINT_ID, "tag": "The tag."},
-    "timings": {
-        "checkpoint_id": _CHECKPOINT_ID,
-        "phase": "Name of the phase.",
-        "seconds": "How long it took.",
-    },
+    "timings": {"checkpoint_id": _CHECKPOINT_ID},
     "notes": {
         "note_id": "Number of the row.",
         "tier_id": _TIER_ID,

@@ -7,7 +7,7 @@ import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from ckptstore.errors import NotFoundError
+from ckptstore.errors import DocumentError, NotFoundError
 from ckptstore.manifest.rows import LayoutRows, TensorRows
 from ckptstore.manifest.text import iso, list_json, metrics_json, people_json, ranges_text
 from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, IntentDoc, Note
@@ -133,7 +133,7 @@ def _boxes(layout: LayoutRows, first: int) -> Iterable[tuple[object, ...]]:
         yield (first + index, number, list_json(offsets), list_json(sizes), ranges_text(offsets, sizes))
 
 
-def put_record(  # noqa: PLR0917 - a document and where it is from
+def put_record(
     connection: sqlite3.Connection,
     tier: int,
     run: int,
@@ -224,21 +224,26 @@ def _checkpoint(connection: sqlite3.Connection, run: int, record: CommitRecord) 
 
 
 def _put_tensors(connection: sqlite3.Connection, replica: int, layout: int, tensors: TensorRows) -> None:
-    if not len(tensors.digests):
+    first, count = connection.execute(
+        "SELECT (SELECT min(tensor_id) FROM tensors AS t WHERE t.layout_id = l.layout_id), l.tensors"
+        " FROM layouts AS l WHERE l.layout_id = ?",
+        (layout,),
+    ).fetchone()
+    lengths = {len(column) for column in (tensors.digests, tensors.bytes, tensors.new_bytes, tensors.chunks)}
+    if lengths != {count}:  # the rows would be taken for another layout's tensors
+        raise DocumentError(f"a record describes {sorted(lengths)} tensors of a layout that has {count}")
+    if not count:
         return
-    first = int(
-        connection.execute("SELECT min(tensor_id) FROM tensors WHERE layout_id = ?", (layout,)).fetchone()[0]
-    )
     connection.executemany(
         "INSERT INTO checkpoint_tensors VALUES (?, ?, ?, ?, ?, ?)",
         zip(
-            itertools.repeat(replica),
-            range(first, first + len(tensors.digests)),
+            itertools.repeat(replica, count),
+            range(first, first + count),
             tensors.digests,
             _ints(tensors.bytes),
             _ints(tensors.new_bytes),
             _ints(tensors.chunks),
-            strict=False,
+            strict=True,
         ),
     )
 

@@ -191,7 +191,7 @@ class Manifest(Database):
             if epoch.resumed_from is not None:
                 self._doubt(run_key, epoch.resumed_from)
 
-    def put_record(  # noqa: PLR0917 - a document and where it is from
+    def put_record(
         self,
         tier_uuid: str,
         run_key: str,

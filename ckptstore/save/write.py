@@ -19,6 +19,7 @@ from ckptstore.pool import Pool
 from ckptstore.save.reuse import ReuseIndex, Stored
 
 _HASH_BATCH_BYTES = 4 << 20
+_TINY_BYTES = 64 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,8 +76,11 @@ class Writer:
         """
         views = [arrays.bytes_of(source) for source in sources]
         small, large = self._split(views)
-        for batch in _batches(small, _HASH_BATCH_BYTES):
+        # Below some tens of KiB a second thread costs more in handing over the GIL than it hashes.
+        tiny = [item for item in small if len(item.data) < _TINY_BYTES]
+        for batch in _batches([item for item in small if len(item.data) >= _TINY_BYTES], _HASH_BATCH_BYTES):
             self._pool.submit(self._hash_batch, batch)
+        self._hash_batch(tiny)
         self._pool.drain()
         for pack in self._packs(small):
             self._pool.submit(self._put_pack, pack)

@@ -217,29 +217,21 @@ def optimizer_targets(
 ) -> dict[str, Any]:
     """Targets shaped like what was saved, for an optimizer that has no `optimizer_problems`.
 
-    A live tensor of the saved shape and dtype is filled in place; otherwise a new one is made where it
-    belongs; what is not a tensor is loaded.
+    A live tensor of the saved shape and dtype is filled in place; everything else is loaded, and put where
+    it belongs by `install_optimizer`: memory made here for what is then not selected would be garbage.
     """
-    groups_of = {name: group for group in saved["param_groups"] for name in group["params"]}
     state: dict[str, Any] = {}
     entries = [entry for entry in optimizer.state.values() if isinstance(entry, Mapping)]
     uses = _counted(value for entry in entries for value in entry.values())
     for name, saved_entry in saved["state"].items():
-        parameter = names.tensor_of(name)
-        if parameter is None or type(saved_entry) is not dict:
-            state[name] = LOAD
-            continue
-        entry = optimizer.state.get(parameter)
+        entry = optimizer.state.get(names.tensor_of(name))
         live = entry if isinstance(entry, Mapping) else {}
-        state[name] = {
-            key: _state_target(
-                value,
-                live.get(key) if uses.get(id(live.get(key))) == 1 else None,
-                parameter,
-                _device(key, name, value, parameter, saved, groups_of.get(name, {})),
-            )
-            for key, value in saved_entry.items()
-        }
+        state[name] = LOAD
+        if type(saved_entry) is dict and saved_entry:
+            state[name] = {
+                key: live[key] if _fits(live.get(key), value) and uses[id(live[key])] == 1 else LOAD
+                for key, value in saved_entry.items()
+            }
     targets: dict[str, Any] = {"state": state, "param_groups": _group_targets(optimizer, saved)}
     targets |= {key: LOAD for key in saved if key not in targets}
     return targets
@@ -269,22 +261,7 @@ def _fits(live: Any, saved: Any) -> bool:
     )
 
 
-def _state_target(value: Any, live: Any, parameter: torch.Tensor, device: torch.device) -> Any:
-    if not isinstance(value, TensorSpec) or value.kind != "torch":
-        return LOAD
-    if _fits(live, value):
-        return live
-    dtype = getattr(torch, value.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        return LOAD
-    if tuple(parameter.shape) == tuple(value.shape):
-        # Like the parameter in strides, as the optimizer itself would have made it.
-        return torch.empty_like(parameter.detach(), dtype=dtype, device=device, requires_grad=False)
-    # On the CPU a loaded tensor is as good, and tensors that several entries share stay shared.
-    return LOAD if device.type == "cpu" else torch.empty(value.shape, dtype=dtype, device=device)
-
-
-def _device(  # noqa: PLR0917  # one place in the tree, and what decides about it
+def _device(
     key: Any,
     name: str,
     value: Any,
@@ -293,14 +270,20 @@ def _device(  # noqa: PLR0917  # one place in the tree, and what decides about i
     group: Mapping[str, Any],
 ) -> torch.device:
     """Where an entry belongs: on the kind of device it was saved from, beside its parameter otherwise."""
-    for kind, which in saved.get("elsewhere", {}).get(key, {}).items():
+    for kind, which in _selected(saved, "elsewhere", {}).get(key, {}).items():
         if which is True or name in which:
             return torch.device(kind)
     # Saved beside parameters on the CPU, "step" does not say whether it would stay there beside parameters
     # on an accelerator; torch's rule: unless capturable or fused.
-    if key == "step" and saved.get("device") == "cpu" and isinstance(value, TensorSpec) and not value.shape:
+    is_step = key == "step" and isinstance(value, torch.Tensor) and not value.shape
+    if is_step and _selected(saved, "device", "cpu") == "cpu":
         return parameter.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
     return parameter.device
+
+
+def _selected(tree: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = tree.get(key, default)
+    return default if value is LOAD else value
 
 
 def _first_device(optimizer: OptimizerLike) -> torch.device:
@@ -321,49 +304,75 @@ def install_optimizer(optimizer: OptimizerLike, tree: Mapping[str, Any], names: 
     """Makes the optimizer hold exactly what was saved.
 
     Groups keep their identity, their parameter lists and the order in them; a scheduler that refers to the
-    optimizer is not disturbed.
+    optimizer is not disturbed. What is still LOAD in `tree` was not selected: it stays as it is, and then
+    nothing is taken away either.
     """
-    groups_of: dict[str, Mapping[str, Any]] = {}
-    for group, loaded in zip(optimizer.param_groups, tree["param_groups"], strict=True):
-        groups_of |= dict.fromkeys(loaded["params"], loaded)
-        for key in [key for key in group if key not in _NOT_SAVED and key not in loaded]:
-            del group[key]
-        for key, value in loaded.items():
-            if key not in _NOT_SAVED:
-                live: Any = group.get(key)
-                move = isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)
-                group[key] = value.to(live.device) if move else value
+    for group, loaded in zip(optimizer.param_groups, _selected(tree, "param_groups", []), strict=False):
+        _install_group(group, loaded)
+    flags: dict[str, Mapping[str, Any]] = {}
+    for group in optimizer.param_groups:
+        flags |= dict.fromkeys((names.name_of(parameter) or "" for parameter in group["params"]), group)
     restored: dict[Any, Any] = {}
-    for name, loaded in tree["state"].items():
+    complete = True
+    for name, loaded in _selected(tree, "state", {}).items():
         parameter = names.tensor_of(name)
-        if parameter is None:
-            continue
-        entry = loaded
         if type(loaded) is dict:
+            unselected = [key for key, value in loaded.items() if value is LOAD]
+            complete = complete and not unselected
+            if parameter is None or (loaded and len(unselected) == len(loaded)):
+                continue
             live = optimizer.state.get(parameter)
-            entry = live if type(live) is dict else {}
             placed = {
-                key: moved(value, _device(key, name, _spec(value), parameter, tree, groups_of.get(name, {})))
-                if not _same_tensor(value, entry.get(key))
-                else value
+                key: _placed(
+                    value,
+                    parameter,
+                    _device(key, name, value, parameter, tree, flags.get(names.name_of(parameter) or "", {})),
+                )
                 for key, value in loaded.items()
+                if value is not LOAD
             }
-            entry.clear()
-            entry.update(placed)
-        restored[parameter] = entry
+            restored[parameter] = _replaced(live if type(live) is dict else {}, placed, keep=unselected)
+        elif loaded is LOAD:
+            complete = False
+        elif parameter is not None:
+            restored[parameter] = loaded
     beside = _first_device(optimizer)
-    for key, shared in tree.get("shared", {}).items():
-        device = torch.device("cpu") if shared["device"] in (None, "cpu") else beside
+    for key, shared in _selected(tree, "shared", {}).items():
+        device = torch.device("cpu") if shared["device"] in {None, "cpu"} else beside
         restored[key] = moved(shared["value"], device)
-    optimizer.state.clear()
+    if complete and tree.get("state") is not LOAD:
+        optimizer.state.clear()
     optimizer.state.update(restored)
 
 
-def _same_tensor(value: Any, live: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value is live
+def _install_group(group: dict[str, Any], loaded: Any) -> None:
+    if loaded is LOAD:
+        return
+    if loaded["params"] is not LOAD:
+        for key in [key for key in group if key not in _NOT_SAVED and key not in loaded]:
+            del group[key]
+    for key, value in loaded.items():
+        if key not in _NOT_SAVED and value is not LOAD:
+            live: Any = group.get(key)
+            move = isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)
+            group[key] = value.to(live.device) if move else value
 
 
-def _spec(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return TensorSpec("", str(value.dtype).removeprefix("torch."), tuple(value.shape))
-    return value
+def _replaced(live: dict[Any, Any], loaded: dict[Any, Any], *, keep: list[Any]) -> dict[Any, Any]:
+    """The same dict with other content; only the `keep` keys of the old one stay."""
+    kept = {key: live[key] for key in keep if key in live}
+    live.clear()
+    live.update(kept | loaded)
+    return live
+
+
+def _placed(value: Any, parameter: torch.Tensor, device: torch.device) -> Any:
+    """A loaded entry on its device; if shaped like the parameter, then with its strides."""
+    if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() > 1:
+        like = torch.empty_like(parameter.detach(), dtype=value.dtype, device="meta", requires_grad=False)
+        if like.stride() != value.stride():
+            strided = torch.empty_like(
+                parameter.detach(), dtype=value.dtype, device=device, requires_grad=False
+            )
+            return strided.copy_(value)
+    return moved(value, device)

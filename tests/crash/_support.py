@@ -19,6 +19,7 @@ from ckptstore.model.documents import decode_commit, decode_epoch, decode_intent
 from ckptstore.model.record import CommitEnd, CommitRecord
 from ckptstore.store import Store
 from ckptstore.tier import commits, layout, runs
+from ckptstore.tier.contents import Contents
 from ckptstore.tier.retry import RetryingBackend
 from ckptstore.tier.tier import Tier
 
@@ -126,9 +127,7 @@ def check_place(inner: Backend, model: Model, *, next_step: int | None = 1_000_0
         answers = _answers(store)
         store.rebuild()
         assert _answers(store) == answers, "the manifest made anew says something else"
-        verify = getattr(store, "verify", None)
-        if verify is not None:
-            assert not verify().problems
+        assert not store.verify().problems
         if next_step is not None:
             _check_next_save(store, next_step, found)
 
@@ -155,9 +154,9 @@ def _check_checkpoints(store: Store, model: Model) -> dict[str, Any]:
 
 def _answers(store: Store) -> list[tuple[Any, ...]]:
     return [
-        (row.name, checkpoint.id, checkpoint.step, checkpoint.state, checkpoint.tags, dict(checkpoint.metrics))
+        (row.run, checkpoint.id, checkpoint.step, checkpoint.state, checkpoint.tags, dict(checkpoint.metrics))
         for row in store.runs()
-        for checkpoint in store.run(row.name).checkpoints()
+        for checkpoint in store.run(row.run).checkpoints()
     ]
 
 
@@ -180,8 +179,6 @@ def check_objects(inner: Backend) -> None:
     tier = Tier.open(inner, quiet())
     sizes = {info.key: info.size_bytes for info in inner.list("")}
     for record in records(tier):
-        from ckptstore.tier.contents import Contents
-
         for key, size in Contents(tier, record).object_sizes.items():
             assert sizes.get(key) == size, f"step {record.step} names {key}: {sizes.get(key)} of {size} bytes"
     decoders = {"commits": decode_commit, "intents": decode_intent, "notes": decode_note}

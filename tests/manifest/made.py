@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
 from ckptstore.manifest import LayoutRows, Manifest, TensorRows
 from ckptstore.model.ids import run_key, ulid
-from ckptstore.model.record import CommitRecord, ComponentSummary, EpochDoc, Note
+from ckptstore.model.record import CommitRecord, ComponentSummary, EpochDoc, Note, NoteKind
 
 STORE = "0f8fad5b-d9cb-469f-a165-70867728950e"
 TIER = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
@@ -57,7 +58,7 @@ def make_tensors(tensors: int = 4, *, salt: str = "0") -> TensorRows:
 
 def make_record(step: int, *, session: int = 1, tensors: int = 4, **changes: object) -> CommitRecord:
     attempt = attempt_id(step, session=session)
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "attempt": attempt,
         "checkpoint": attempt,
         "generation": 0,
@@ -100,7 +101,7 @@ def make_epoch(number: int, *, resumed_from: str | None = None) -> EpochDoc:
     )
 
 
-def make_note(record: CommitRecord, number: int, kind: str, **data: object) -> Note:
+def make_note(record: CommitRecord, number: int, kind: NoteKind, **data: object) -> Note:
     about = record.attempt if kind in ("verified", "damaged") else None
     return Note(
         RUN, record.checkpoint, number, ulid(number, bytes(10)), kind, NOON + number, "ann", about, data

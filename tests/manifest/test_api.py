@@ -228,6 +228,13 @@ def test_a_value_that_sqlite_cannot_hold_is_refused_and_leaves_nothing(manifest)
     assert manifest.known_attempts(TIER, KEY) == {}
 
 
+def test_a_record_with_too_few_tensor_rows_is_refused(manifest):
+    with pytest.raises(DocumentError, match="has 4"):
+        manifest.put_record(TIER, KEY, make_record(1), make_layout(4), make_tensors(3), 1)
+    assert manifest.known_attempts(TIER, KEY) == {}
+    assert count(manifest, "layouts") == 0
+
+
 def test_void_and_gone_are_known_and_a_collected_record_is_out(manifest):
     for step in (1, 2):
         put(manifest, make_record(step))

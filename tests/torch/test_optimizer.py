@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ckptstore.errors import StateMismatchError, UsageError
-from ckptstore.model.targets import LOAD, TensorSpec
+from ckptstore.model.targets import LOAD
 from ckptstore.torch import TrainState
 from ckptstore.torch.modules import ParameterNames
-from ckptstore.torch.optimizer import capture_optimizer, install_optimizer, optimizer_targets
+from ckptstore.torch.optimizer import capture_optimizer, install_optimizer
 from tests.torch.fake_core import Checkpoint, same, save
 
 pytestmark = pytest.mark.torch
@@ -454,36 +454,61 @@ def test_saving_calls_neither_step_nor_state_dict():
 # --- devices, with the meta device standing in for an accelerator ---------------------------------
 
 
-def _on(device, model):
-    return model.to(device)
-
-
 def test_a_fresh_optimizer_is_filled_on_its_parameters_device_and_step_stays_on_the_cpu():
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
     train(model, optimizer)
-    tree = capture(model, optimizer)
-    saved = {
-        **tree,
-        "state": {
-            name: {
-                key: TensorSpec(key, str(value.dtype).removeprefix("torch."), tuple(value.shape))
-                for key, value in entry.items()
-            }
-            for name, entry in tree["state"].items()
-        },
-    }
     other = net().to("meta")
     for capturable, fused in itertools.product([False, True], [None, True]):
-        saved["param_groups"][0].update(capturable=capturable, fused=fused)
+        loaded = copy.deepcopy(capture(model, optimizer))
+        loaded["param_groups"][0].update(capturable=capturable, fused=fused)
         twin = torch.optim.Adam(other.parameters())
-        targets = optimizer_targets(twin, saved, ParameterNames({"": other}))
-        entry = targets["state"]["0.weight"]
+        install_optimizer(twin, loaded, ParameterNames({"": other}))
+        entry = twin.state[other[0].weight]
         assert entry["exp_avg"].device.type == "meta"
-        if capturable or fused:
-            assert entry["step"].device.type == "meta"
-        else:
-            assert entry["step"] is LOAD
+        assert entry["step"].device.type == ("meta" if capturable or fused else "cpu")
+
+
+def _unselect(node, wanted, path=""):
+    """What a core leaves of targets when only some names are selected."""
+    if isinstance(node, dict):
+        return {key: _unselect(value, wanted, f"{path}.{key}") for key, value in node.items()}
+    if isinstance(node, list) and path.endswith("param_groups"):
+        return [_unselect(value, wanted, f"{path}.{index}") for index, value in enumerate(node)]
+    return node if wanted(path) else LOAD
+
+
+def test_what_was_not_selected_stays_as_it_is():
+    model, other = net(), net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    loaded = save(TrainState(model=model, optimizer=optimizer)).values()["optimizer"]
+
+    def restored(wanted, warm=False):
+        twin = torch.optim.Adam(other.parameters(), lr=0.7)
+        if warm:
+            train(other, twin)
+            twin.state[other[0].bias]["mine"] = 1
+        tree = _unselect(copy.deepcopy(loaded), wanted)
+        install_optimizer(twin, tree, ParameterNames({"": other}))
+        return twin
+
+    nothing = restored(lambda path: False, warm=True)
+    assert nothing.param_groups[0]["lr"] == 0.7
+    assert len(nothing.state) == 4
+    assert nothing.state[other[0].bias]["mine"] == 1
+    groups = restored(lambda path: "param_groups" in path)
+    assert groups.param_groups[0]["lr"] == 0.1
+    assert not groups.state
+    state = restored(lambda path: ".state." in path)
+    assert state.param_groups[0]["lr"] == 0.7
+    assert same(state.state[other[0].weight], loaded["state"]["0.weight"])
+    part = restored(lambda path: path.endswith("exp_avg"), warm=True)
+    assert same(part.state[other[0].weight]["exp_avg"], loaded["state"]["0.weight"]["exp_avg"])
+    assert set(part.state[other[0].weight]) == {"step", "exp_avg", "exp_avg_sq"}
+    without = restored(lambda path: not path.startswith(".state.2.weight"))
+    assert other[2].weight not in without.state
+    assert len(without.state) == 3
 
 
 def test_entries_that_were_kept_on_the_cpu_are_recorded_and_stay_there():

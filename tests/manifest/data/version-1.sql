@@ -216,7 +216,7 @@ CREATE TABLE schema_migrations (
     name TEXT NOT NULL,
     applied_at TEXT NOT NULL
 ) STRICT;
-INSERT INTO "schema_migrations" VALUES(1,'first','2026-11-29T19:52:29.939Z');
+INSERT INTO "schema_migrations" VALUES(1,'first','2026-11-29T19:53:19.288Z');
 CREATE TABLE sessions (
     run_id INTEGER NOT NULL REFERENCES runs ON DELETE CASCADE,
     epoch INTEGER NOT NULL,
@@ -239,7 +239,7 @@ CREATE TABLE store (
     created_at TEXT NOT NULL,
     written_by TEXT NOT NULL
 ) STRICT;
-INSERT INTO "store" VALUES(1,'0f8fad5b-d9cb-469f-a165-70867728950e','2400365','2026-11-29T19:52:29.939Z','ckptstore 0.1.0');
+INSERT INTO "store" VALUES(1,'0f8fad5b-d9cb-469f-a165-70867728950e','2287314','2026-11-29T19:53:19.288Z','ckptstore 0.1.0');
 CREATE TABLE tags (
     checkpoint_id INTEGER NOT NULL REFERENCES checkpoints ON DELETE CASCADE,
     tag TEXT NOT NULL,

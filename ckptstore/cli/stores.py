@@ -1,0 +1,78 @@
+"""Commands on a store as a whole: ``init``, ``rebuild``."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ckptstore import config
+from ckptstore.cli import output
+from ckptstore.cli.invocation import Invocation, command, here
+from ckptstore.cli.text import SIZE, plural, shown, size
+from ckptstore.errors import UsageError
+from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
+
+_SMALLEST_CHUNK = 1 << 20
+
+
+@command("init")
+@click.argument("location", required=False)
+@click.option(
+    "--chunk-size",
+    type=SIZE,
+    default=DEFAULT_CHUNK_BYTES,
+    show_default="16MiB",
+    metavar="SIZE",
+    help="The largest chunk: a power of two from 1MiB to 64MiB. It stays as it is for ever.",
+)
+def init(invocation: Invocation, location: str | None, chunk_size: int) -> None:
+    """Makes a new store at LOCATION, an absent or empty directory (or a URL).
+
+    Without LOCATION, at the place that -s, $CKPTSTORE or the nearest ckptstore.toml names. An existing store
+    is never touched.
+
+    \b
+    Examples:
+      ckptstore init ckpts
+      ckptstore init /data/ckpts --chunk-size 64MiB
+    """
+    import ckptstore
+
+    where = location or invocation.location or config.find_location(here(), os.environ)
+    if where is None:
+        raise UsageError("init wants to know where", hint="write `ckptstore init DIR`")
+    if chunk_size < _SMALLEST_CHUNK:
+        raise UsageError(f"--chunk-size must be at least 1MiB, not {size(chunk_size)}", hint="the default is 16MiB")
+    with ckptstore.init(where, chunk_bytes=chunk_size) as store:
+        if invocation.as_json:
+            output.emit_json({"store": store.url, "uuid": store.uuid, "chunk_bytes": store.chunk_bytes})
+            return
+        output.say(f"made a store at {shown(store.url)} (chunks up to {size(store.chunk_bytes)}, id {store.uuid})")
+
+
+@command("rebuild")
+def rebuild(invocation: Invocation) -> None:
+    """Makes the manifest anew from what is in the store. No answer changes by it.
+
+    The manifest is the SQLite database that `ls` and `show` read. It holds nothing of its own: lost, damaged
+    or deleted, it is made again, by itself or by this command.
+
+    \b
+    Examples:
+      ckptstore -s ckpts rebuild
+    """
+    with invocation.open_store() as store:
+        store.rebuild()
+        manifest = store.catalog.manifest
+        rows = manifest.runs()
+        counts = {"runs": len(rows), "checkpoints": sum(row.checkpoints for row in rows)}
+        if invocation.as_json:
+            path = None if manifest.path is None else str(manifest.path)
+            output.emit_json({"store": store.url, "manifest": path, **counts})
+            return
+        where = "in memory (no place for it may be written)" if manifest.path is None else shown(str(manifest.path))
+        output.say(
+            f"rebuilt the manifest {where}: {plural(counts['runs'], 'run')}, "
+            f"{plural(counts['checkpoints'], 'checkpoint')}"
+        )
