@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -45,6 +46,25 @@ class ArrayInfo:
     kind: str
     detail: str | None
     tie: tuple[Any, ...] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LazyArray:
+    """A tensor whose bytes are fetched piece by piece: a state may hold it in place of an array.
+
+    So a file of any size becomes a checkpoint in bounded memory.
+
+    Attributes:
+        kind: "torch" or "numpy": what it is when loaded; `detail` as in :class:`ArrayInfo`.
+        read: (start, stop) -> the bytes of that range, row-major and little-endian. It is called from
+            several threads, may be called twice for a range, and must give the same bytes each time.
+    """
+
+    dtype: DType
+    shape: Shape
+    kind: str
+    detail: str | None
+    read: Callable[[int, int], memoryview]
 
 
 def _torch() -> Any:

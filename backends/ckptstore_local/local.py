@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,38 +23,21 @@ from ckptstore.backend import (
 from ckptstore.errors import (
     BackendError,
     NotAnObjectError,
-    ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
     ShortReadError,
     UsageError,
 )
 from ckptstore_local import _sys
-from ckptstore_local._aligned import is_direct_error
-from ckptstore_local._durable import DirtyDirectories, sync_directory
+from ckptstore_local._durable import sync_directory
 from ckptstore_local._failures import failure, root_missing, root_not_directory
 from ckptstore_local._paths import root_of, url_of
-from ckptstore_local._tree import is_temporary_key, make_directories, parents, temporary_name, walk
-from ckptstore_local._write import DIRECT_FROM_BYTES, as_views, write_all
-
-logger = logging.getLogger(__name__)
-
-_NO_LINKS = frozenset(
-    {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
-)
-_NO_EXCLUSIVE_RENAME = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+from ckptstore_local._put import Putter, close_anyway
+from ckptstore_local._tree import is_temporary_key, walk
+from ckptstore_local._write import as_views
 
 # Never wait for the writer of a pipe, never follow a link that took an object's place.
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | _sys.O_NOFOLLOW
-
-
-class _ProcessState:
-    """What one process has learned and owes. A forked child starts with its own: locks could be held."""
-
-    def __init__(self) -> None:
-        self.dirty = DirtyDirectories()
-        self.known_directories: set[str] = set()
-        self.devices_without_direct: set[int] = set()
 
 
 class _Mapped:
@@ -99,8 +81,7 @@ class LocalBackend(Backend):
     def __init__(self, root: str | os.PathLike[str], *, direct_io: bool = True) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._direct_io = direct_io
-        self._exclusive = True
-        self._states: dict[int, _ProcessState] = {}
+        self._putter = Putter(self._root, direct_io=direct_io)
 
     @classmethod
     def from_url(cls, url: str, options: Mapping[str, object] | None = None) -> LocalBackend:
@@ -139,7 +120,7 @@ class LocalBackend(Backend):
     def capabilities(self) -> Capabilities:
         """``create_if_absent`` turns false once the file system has shown that it cannot."""
         return Capabilities(
-            create_if_absent=self._exclusive,
+            create_if_absent=self._putter.exclusive,
             ordered_list=False,
             ranged_read=True,
             part_bytes=16 << 20,
@@ -180,7 +161,7 @@ class LocalBackend(Backend):
             directory = prefix.removesuffix("/")
             check_key(directory)
             with self._mapped("make prefix", prefix):
-                self._know_directory(directory)
+                self._putter.know_directory(directory)
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -195,132 +176,8 @@ class LocalBackend(Backend):
             views = as_views(buffers)
         except TypeError as error:
             raise BackendError(f"put {key!r}: a buffer is not contiguous") from error
-        directory, _, name = key.rpartition("/")
         with self._mapped("put", key):
-            temporary = self._write_temporary(key, directory, name, views)
-            final = self._path(key)
-            try:
-                if if_absent:
-                    self._create(key, temporary, final)
-                else:
-                    _sys.rename(temporary, final)
-            except BaseException:
-                _discard(temporary)
-                raise
-            state = self._state
-            chain = parents(self._root, directory)
-            crowded = state.dirty.mark(chain[0])
-            if if_absent:
-                self._make_durable(state, chain, final)
-            elif crowded:
-                state.dirty.sync(chain)
-
-    def _write_temporary(self, key: str, directory: str, name: str, views: list[memoryview]) -> str:
-        """A new file beside the final name that holds `views`, fsynced and closed; removed after an error."""
-        large = sum(map(len, views)) >= DIRECT_FROM_BYTES
-        fd, path, direct = self._open_temporary(key, directory, name, large)
-        try:
-            try:
-                if not write_all(fd, views, direct=direct) and direct:
-                    self._state.devices_without_direct.add(_sys.fstat(fd).st_dev)
-                # After a failure of this the file is thrown away, never synced again: the kernel may have
-                # dropped the pages that it could not write, and a second fsync would call that success.
-                _sys.fsync(fd)
-            except BaseException:
-                _close_anyway(fd)
-                raise
-            _sys.close(fd)
-        except BaseException:
-            _discard(path)
-            raise
-        return path
-
-    def _open_temporary(self, key: str, directory: str, name: str, large: bool) -> tuple[int, str, bool]:
-        """(descriptor, path, whether it is open with O_DIRECT); makes a missing directory."""
-        parent = os.path.join(self._root, directory) if directory else self._root
-        path = os.path.join(parent, temporary_name(name))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        for _ in range(3):  # somebody may be removing empty directories while we make them
-            try:
-                self._know_directory(directory)
-                if large and self._wants_direct(parent):
-                    try:
-                        return _sys.open(path, flags | _sys.O_DIRECT, 0o666), path, True
-                    except OSError as error:
-                        if not is_direct_error(error):
-                            raise
-                        self._state.devices_without_direct.add(_sys.stat(parent).st_dev)
-                        _discard(path)  # Linux creates the file before it refuses the flag
-                return _sys.open(path, flags, 0o666), path, False
-            except FileNotFoundError:
-                self._state.known_directories.discard(directory)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
-
-    def _wants_direct(self, parent: str) -> bool:
-        if not (self._direct_io and _sys.O_DIRECT):
-            return False
-        without = self._state.devices_without_direct
-        return not without or _sys.stat(parent).st_dev not in without
-
-    def _create(self, key: str, temporary: str, final: str) -> None:
-        """Gives the file its final name if that is free, in one step."""
-        exists = ObjectExistsError(f"put {key!r} in {self._root!r}: something is there already")
-        try:
-            _sys.link(temporary, final)
-        except FileExistsError:
-            # On NFS a lost reply makes the client repeat a link that had worked: then ours is there.
-            if _sys.lstat(temporary).st_nlink < 2:
-                raise exists from None
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            self._create_by_rename(key, temporary, final, exists)
-            return
-        try:
-            _sys.unlink(temporary)
-        except OSError as error:
-            # The object is whole and in place; a second name of it is only untidy, and is listed.
-            logger.warning("cannot remove the temporary %r: %s", temporary, error)
-
-    def _create_by_rename(self, key: str, temporary: str, final: str, exists: ObjectExistsError) -> None:
-        try:
-            _sys.rename_noreplace(temporary, final)
-        except FileExistsError:
-            raise exists from None
-        except OSError as error:
-            if error.errno not in _NO_EXCLUSIVE_RENAME:
-                raise
-            if self._exclusive:
-                # The caller may have counted on `capabilities`: tell it before anything is relied on.
-                self._exclusive = False
-                raise BackendError(
-                    f"put {key!r} in {self._root!r}: this file system has neither links nor exclusive rename",
-                    hint="use it with one writer at a time, or choose another file system",
-                ) from error
-            if os.path.lexists(final):
-                raise exists from None
-            _sys.rename(temporary, final)
-
-    def _make_durable(self, state: _ProcessState, chain: list[str], final: str) -> None:
-        try:
-            state.dirty.sync(chain)
-        except OSError:
-            # A caller that reads back what is there would take a name for durable that is not.
-            _discard(final)
-            raise
-
-    def _know_directory(self, directory: str) -> None:
-        """Makes sure of a directory once per process: it is there, real, and its name will be synced."""
-        state = self._state
-        if directory in state.known_directories:
-            return
-        make_directories(self._root, directory)
-        # Another process may have made them and not have synced yet, so they count as ours to sync.
-        for path in parents(self._root, directory)[1:]:
-            state.dirty.mark(path)
-        if len(state.known_directories) >= 8192:
-            state.known_directories.clear()
-        state.known_directories.add(directory)
+            self._putter.put(key, views, if_absent=if_absent)
 
     def sync(self) -> None:
         """Makes the names of all objects put by this process durable; their bytes are since `put`.
@@ -330,7 +187,7 @@ class LocalBackend(Backend):
         """
         try:
             with self._mapped("sync"):
-                dirty = self._state.dirty
+                dirty = self._putter.state.dirty
                 dirty.sync(dirty.waiting())
         except BackendError as error:
             error.transient = False
@@ -389,7 +246,7 @@ class LocalBackend(Backend):
             status = _sys.fstat(fd)
             self._require_regular(key, status)
         except BaseException:
-            _close_anyway(fd)
+            close_anyway(fd)
             raise
         return fd, status.st_size
 
@@ -433,7 +290,7 @@ class LocalBackend(Backend):
             with self._mapped("delete", key):
                 path = self._path(key)
                 _sys.unlink(path)
-                self._state.dirty.mark(os.path.dirname(path))
+                self._putter.state.dirty.mark(os.path.dirname(path))
         except ObjectNotFoundError:
             return None
         except BackendError as error:
@@ -442,15 +299,9 @@ class LocalBackend(Backend):
 
     def close(self) -> None:
         """Forgets what this process knows of directories, except what it still has to sync."""
-        self._state.known_directories.clear()
+        self._putter.state.known_directories.clear()
 
     # --- helpers -------------------------------------------------------------------------------
-
-    @property
-    def _state(self) -> _ProcessState:
-        pid = os.getpid()
-        # setdefault: two threads that come first at once must agree on one.
-        return self._states.get(pid) or self._states.setdefault(pid, _ProcessState())
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
@@ -490,21 +341,3 @@ def _read_fully(fd: int, view: memoryview, offset: int) -> int:
             break
         done += count
     return done
-
-
-def _discard(path: str) -> None:
-    """Removes a file that must not stay, on the way out with another error."""
-    try:
-        _sys.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("cannot remove %r: %s", path, error)
-
-
-def _close_anyway(fd: int) -> None:
-    """Closes on the way out with another error, which is the one to tell."""
-    try:
-        _sys.close(fd)
-    except OSError as error:
-        logger.debug("close after a failure: %s", error)

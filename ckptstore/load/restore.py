@@ -257,6 +257,8 @@ class _Matcher:
         for key, item in saved.items():
             below = (*path, key)
             if key in target:
+                if _is_taken_whole(target[key]) and not self._wants_under(item, below):
+                    continue
                 made = self._match_node(item, target[key], below)
                 if made is not target[key] and self._is_wanted(below):
                     self.replacements.append((target, key, made))
@@ -270,12 +272,16 @@ class _Matcher:
                 self._missing_values(item, (*path, key))
         return target
 
+    def _wants_under(self, saved: Any, path: StatePath) -> bool:
+        """Whether any of a subtree was asked for; what is taken whole comes with the rest of it."""
+        return self._is_wanted(path) or any(self._is_wanted(below) for below, _ in walk(saved, path))
+
     def _is_wanted(self, path: StatePath) -> bool:
         return self._selection.is_all or self._selection.wants(_name_of(path))
 
     def _missing_values(self, item: Any, path: StatePath) -> None:
         """What the state asks for and the checkpoint lacks; its own plain values just stay as they are."""
-        if (item is LOAD or _takes_state_dict(item)) and self._selection.wants(_name_of(path)):
+        if _is_taken_whole(item) and self._selection.wants(_name_of(path)):
             self.missing.append(_name_of(path))
 
     def _match_sequence(self, saved: Any, target: Any, path: StatePath) -> Any:
@@ -314,6 +320,10 @@ class _Matcher:
             saved[:] = [self._take(item, path) for item in saved]
             return saved
         return tuple(self._take(item, path) for item in saved) if type(saved) is tuple else saved
+
+
+def _is_taken_whole(target: Any) -> bool:
+    return target is LOAD or _takes_state_dict(target)
 
 
 def _takes_state_dict(value: Any) -> bool:

@@ -76,6 +76,8 @@ class Selection:
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(
-        fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, pattern + ".*")
+        fnmatch.fnmatchcase(name, form)
         for pattern in patterns
+        # "model" means all under it too; and "model.*" what stands for all of it, a value or an object.
+        for form in (pattern, f"{pattern}.*", pattern.removesuffix(".*"))
     )

@@ -72,6 +72,9 @@ class _Collector:
                 return composite
             info = arrays.describe(value, path)
             return self._add(Leaf(path, value, info.kind, info.detail), info)
+        if isinstance(value, arrays.LazyArray):
+            info = arrays.ArrayInfo(value.dtype, value.shape, value.kind, value.detail, None)
+            return self._add(Leaf(path, value, value.kind, value.detail), info)
         if isinstance(value, (str, bytes, bytearray)) and type(value) in (str, bytes, bytearray):
             if len(value) < BLOB_BYTES:
                 return None

@@ -35,13 +35,29 @@ class Limits:
         return cls(min(4 << 20, max(chunk_bytes // 4, 1)), min(64 << 20, chunk_bytes * 4))
 
 
-@dataclasses.dataclass(slots=True)
-class Small:
-    """A small chunk on its way into a pack."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """One chunk of one tensor, before it is stored.
+
+    Attributes:
+        row: in the tables.
+        start, nbytes: where it lies in the tensor's bytes.
+        view: those bytes, or None when they must be fetched from `source`.
+    """
 
     row: int
     component: str
-    data: memoryview
+    start: int
+    nbytes: int
+    view: memoryview | None
+    source: arrays.LazyArray | None
+
+    def data(self) -> memoryview:
+        """The chunk's bytes."""
+        if self.view is not None:
+            return self.view
+        assert self.source is not None
+        return self.source.read(self.start, self.start + self.nbytes)
 
 
 class Writer:
@@ -72,44 +88,44 @@ class Writer:
         """Hashes everything; puts what cannot be reused.
 
         Args:
-            sources: the array of each tensor, in layout order.
+            sources: the array or LazyArray of each tensor, in layout order.
         """
-        views = [arrays.bytes_of(source) for source in sources]
-        small, large = self._split(views)
+        small: list[Piece] = []
+        large: list[Piece] = []
+        for piece in self._pieces(sources):
+            (small if piece.nbytes < self._limits.pack_below_bytes else large).append(piece)
         # Below some tens of KiB a second thread costs more in handing over the GIL than it hashes.
-        tiny = [item for item in small if len(item.data) < _TINY_BYTES]
-        for batch in _batches([item for item in small if len(item.data) >= _TINY_BYTES], _HASH_BATCH_BYTES):
+        tiny = [piece for piece in small if piece.nbytes < _TINY_BYTES]
+        for batch in _batches([piece for piece in small if piece.nbytes >= _TINY_BYTES], _HASH_BATCH_BYTES):
             self._pool.submit(self._hash_batch, batch)
         self._hash_batch(tiny)
         self._pool.drain()
         for pack in self._packs(small):
             self._pool.submit(self._put_pack, pack)
-        for row, data in large:
-            self._pool.submit(self._put_large, row, data)
+        for piece in large:
+            self._pool.submit(self._put_large, piece)
         self._pool.drain()
 
-    def _split(self, views: list[memoryview]) -> tuple[list[Small], list[tuple[int, memoryview]]]:
-        layout, limit = self._layout, self._limits.pack_below_bytes
-        first = layout.chunks.first.tolist()
-        nbytes = layout.chunks.nbytes.tolist()
-        small: list[Small] = []
-        large: list[tuple[int, memoryview]] = []
-        for i, (tensor, view) in enumerate(zip(layout.tensors, views, strict=True)):
+    def _pieces(self, sources: Iterable[object]) -> Iterator[Piece]:
+        """Every chunk, in table order; each tensor's bytes are looked at once."""
+        first = self._layout.chunks.first.tolist()
+        sizes = self._layout.chunks.nbytes.tolist()
+        for i, (tensor, source) in enumerate(zip(self._layout.tensors, sources, strict=True)):
+            lazy = source if isinstance(source, arrays.LazyArray) else None
+            view = None if lazy is not None else arrays.bytes_of(source)
             start = 0
             for row in range(first[i], first[i + 1]):
-                piece = view[start : start + nbytes[row]]
-                start += nbytes[row]
-                if nbytes[row] < limit:
-                    small.append(Small(row, tensor.component, piece))
-                else:
-                    large.append((row, piece))
-        return small, large
+                end = start + sizes[row]
+                part = None if view is None else view[start:end]
+                yield Piece(row, tensor.component, start, sizes[row], part, lazy)
+                start = end
 
     # --- large chunks, one object each --------------------------------------------------------
 
-    def _put_large(self, row: int, data: memoryview) -> None:
+    def _put_large(self, piece: Piece) -> None:
+        data = piece.data()
         digest = digest_of(data)
-        self.digests[row] = digest
+        self.digests[piece.row] = digest
         stored = self._index.chunk(digest)
         if stored is None or stored.in_pack:
             stored = Stored(chunk_key(digest, self._attempt, self._rank), len(data), 0, len(data))
@@ -119,57 +135,57 @@ class Writer:
             if first is stored:
                 self._backend.put(stored.key, [data])
             stored = first
-        self._stored[row] = stored
+        self._stored[piece.row] = stored
 
     # --- small chunks, in packs ---------------------------------------------------------------
 
-    def _hash_batch(self, batch: list[Small]) -> None:
+    def _hash_batch(self, batch: list[Piece]) -> None:
         hasher, digests = blake3.blake3, self.digests
-        for small in batch:
-            digests[small.row] = Digest(hasher(small.data).digest())
+        for piece in batch:
+            digests[piece.row] = Digest(hasher(piece.data()).digest())
 
-    def _packs(self, small: list[Small]) -> Iterator[list[Small]]:
+    def _packs(self, small: list[Piece]) -> Iterator[list[Piece]]:
         """Groups what must be written, per component in name order; locates the rest."""
-        wanted = {self.digests[item.row]: len(item.data) for item in small}
+        wanted = {self.digests[piece.row]: piece.nbytes for piece in small}
         worthwhile = self._index.worthwhile_packs(wanted)
         seen: dict[Digest, int] = {}
         repeats: list[tuple[int, int]] = []
         for _, group in itertools.groupby(sorted(small, key=_by_component), key=_by_component):
-            pack: list[Small] = []
+            pack: list[Piece] = []
             size = 0
-            for item in group:
-                digest = self.digests[item.row]
+            for piece in group:
+                digest = self.digests[piece.row]
                 if digest in seen:
-                    repeats.append((item.row, seen[digest]))
+                    repeats.append((piece.row, seen[digest]))
                     continue
-                seen[digest] = item.row
+                seen[digest] = piece.row
                 stored = self._index.chunk(digest)
                 if stored is not None and (not stored.in_pack or stored.key in worthwhile):
-                    self._stored[item.row] = stored
+                    self._stored[piece.row] = stored
                     continue
-                if size + len(item.data) > self._limits.pack_bytes and pack:
+                if size + piece.nbytes > self._limits.pack_bytes and pack:
                     yield self._locate(pack, size)
                     pack, size = [], 0
-                pack.append(item)
-                size += len(item.data)
+                pack.append(piece)
+                size += piece.nbytes
             if pack:
                 yield self._locate(pack, size)
         for row, original in repeats:
             self._stored[row] = self._stored[original]
 
-    def _locate(self, pack: list[Small], size: int) -> list[Small]:
-        digest = digest_of(b"".join(self.digests[item.row] for item in pack))
+    def _locate(self, pack: list[Piece], size: int) -> list[Piece]:
+        digest = digest_of(b"".join(self.digests[piece.row] for piece in pack))
         key = pack_key(digest, self._attempt, self._rank)
         offset = 0
-        for item in pack:
-            self._stored[item.row] = Stored(key, size, offset, len(item.data))
-            offset += len(item.data)
+        for piece in pack:
+            self._stored[piece.row] = Stored(key, size, offset, piece.nbytes)
+            offset += piece.nbytes
         return pack
 
-    def _put_pack(self, pack: list[Small]) -> None:
+    def _put_pack(self, pack: list[Piece]) -> None:
         stored = self._stored[pack[0].row]
         assert stored is not None
-        self._backend.put(stored.key, [item.data for item in pack])
+        self._backend.put(stored.key, [piece.data() for piece in pack])
 
     # --- results ------------------------------------------------------------------------------
 
@@ -190,16 +206,16 @@ class Writer:
         )
 
 
-def _by_component(item: Small) -> str:
-    return item.component
+def _by_component(piece: Piece) -> str:
+    return piece.component
 
 
-def _batches(small: list[Small], batch_bytes: int) -> Iterator[list[Small]]:
-    batch: list[Small] = []
+def _batches(pieces: list[Piece], batch_bytes: int) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
     size = 0
-    for item in small:
-        batch.append(item)
-        size += len(item.data)
+    for piece in pieces:
+        batch.append(piece)
+        size += piece.nbytes
         if size >= batch_bytes:
             yield batch
             batch, size = [], 0

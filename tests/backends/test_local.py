@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -224,7 +225,7 @@ def test_the_number_of_unsynced_directories_is_bounded(backend, monkeypatch):
     monkeypatch.setattr(_durable, "MAX_DIRTY", 5)
     for n in range(40):
         backend.put(f"d{n}/x", [b"1"])
-        assert len(backend._state.dirty.waiting()) <= 8
+        assert len(backend._putter.state.dirty.waiting()) <= 8
 
 
 def test_a_directory_that_cannot_be_fsynced_at_all_is_accepted(backend, monkeypatch):
@@ -907,10 +908,11 @@ def test_a_path_that_is_too_long_is_an_error(tmp_path):
 
 def test_a_lock_held_while_forking_does_not_stop_the_child(backend):
     backend.put("a/b", [b"1"])
-    with backend._state.dirty._lock:
+    with backend._putter.state.dirty._lock:
         pid = os.fork()
         if pid == 0:
             status = 1
+            signal.alarm(10)  # a child that hangs must not outlive the test
             try:
                 backend.put("a/c", [b"1"])
                 backend.sync()

@@ -1,0 +1,203 @@
+"""From buffers to a file under its final name: temporary, fsync, link or rename."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Sequence
+
+from ckptstore.errors import BackendError, ObjectExistsError
+from ckptstore_local import _sys
+from ckptstore_local._aligned import is_direct_error
+from ckptstore_local._durable import DirtyDirectories
+from ckptstore_local._tree import make_directories, parents, temporary_name
+from ckptstore_local._write import DIRECT_FROM_BYTES, write_all
+
+logger = logging.getLogger(__name__)
+
+_NO_LINKS = frozenset(
+    {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
+)
+_NO_EXCLUSIVE_RENAME = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+
+class ProcessState:
+    """What one process has learned and owes. A forked child starts with its own: locks could be held."""
+
+    def __init__(self) -> None:
+        self.dirty = DirtyDirectories()
+        self.known_directories: set[str] = set()
+        self.devices_without_direct: set[int] = set()
+
+
+class Putter:
+    """Puts objects below one root. Raises plain OSErrors, which the backend translates.
+
+    Attributes:
+        exclusive: false once the file system has shown that it cannot create exclusively.
+    """
+
+    def __init__(self, root: str, *, direct_io: bool) -> None:
+        self._root = root
+        self._direct_io = direct_io
+        self.exclusive = True
+        self._states: dict[int, ProcessState] = {}
+
+    @property
+    def state(self) -> ProcessState:
+        """That of this process."""
+        pid = os.getpid()
+        # setdefault: two threads that come first at once must agree on one.
+        return self._states.get(pid) or self._states.setdefault(pid, ProcessState())
+
+    def put(self, key: str, views: Sequence[memoryview], *, if_absent: bool) -> None:
+        """Stores `views` under `key`, all or nothing.
+
+        Raises:
+            ObjectExistsError: `if_absent` and something is there.
+            OSError: nothing was stored, as far as known.
+        """
+        directory, _, name = key.rpartition("/")
+        temporary = self._write_temporary(key, directory, name, views)
+        final = f"{self._root}/{key}"
+        try:
+            if if_absent:
+                self._create(key, temporary, final)
+            else:
+                _sys.rename(temporary, final)
+        except BaseException:
+            discard(temporary)
+            raise
+        state = self.state
+        chain = parents(self._root, directory)
+        crowded = state.dirty.mark(chain[0])
+        if if_absent:
+            self._make_durable(state, chain, final)
+        elif crowded:
+            state.dirty.sync(chain)
+
+    def _write_temporary(self, key: str, directory: str, name: str, views: Sequence[memoryview]) -> str:
+        """A new file beside the final name that holds `views`, fsynced and closed; removed after an error."""
+        large = sum(map(len, views)) >= DIRECT_FROM_BYTES
+        fd, path, direct = self._open_temporary(key, directory, name, large)
+        try:
+            try:
+                if not write_all(fd, views, direct=direct) and direct:
+                    self.state.devices_without_direct.add(_sys.fstat(fd).st_dev)
+                # After a failure of this the file is thrown away, never synced again: the kernel may have
+                # dropped the pages that it could not write, and a second fsync would call that success.
+                _sys.fsync(fd)
+            except BaseException:
+                close_anyway(fd)
+                raise
+            _sys.close(fd)
+        except BaseException:
+            discard(path)
+            raise
+        return path
+
+    def _open_temporary(self, key: str, directory: str, name: str, large: bool) -> tuple[int, str, bool]:
+        """(descriptor, path, whether it is open with O_DIRECT); makes a missing directory."""
+        parent = os.path.join(self._root, directory) if directory else self._root
+        path = os.path.join(parent, temporary_name(name))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        for _ in range(3):  # somebody may be removing empty directories while we make them
+            try:
+                self.know_directory(directory)
+                if large and self._wants_direct(parent):
+                    try:
+                        return _sys.open(path, flags | _sys.O_DIRECT, 0o666), path, True
+                    except OSError as error:
+                        if not is_direct_error(error):
+                            raise
+                        self.state.devices_without_direct.add(_sys.stat(parent).st_dev)
+                        discard(path)  # Linux creates the file before it refuses the flag
+                return _sys.open(path, flags, 0o666), path, False
+            except FileNotFoundError:
+                self.state.known_directories.discard(directory)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
+
+    def _wants_direct(self, parent: str) -> bool:
+        if not (self._direct_io and _sys.O_DIRECT):
+            return False
+        without = self.state.devices_without_direct
+        return not without or _sys.stat(parent).st_dev not in without
+
+    def _create(self, key: str, temporary: str, final: str) -> None:
+        """Gives the file its final name if that is free, in one step."""
+        exists = ObjectExistsError(f"put {key!r} in {self._root!r}: something is there already")
+        try:
+            _sys.link(temporary, final)
+        except FileExistsError:
+            # On NFS a lost reply makes the client repeat a link that had worked: then ours is there.
+            if _sys.lstat(temporary).st_nlink < 2:
+                raise exists from None
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._create_by_rename(key, temporary, final, exists)
+            return
+        try:
+            _sys.unlink(temporary)
+        except OSError as error:
+            # The object is whole and in place; a second name of it is only untidy, and is listed.
+            logger.warning("cannot remove the temporary %r: %s", temporary, error)
+
+    def _create_by_rename(self, key: str, temporary: str, final: str, exists: ObjectExistsError) -> None:
+        try:
+            _sys.rename_noreplace(temporary, final)
+        except FileExistsError:
+            raise exists from None
+        except OSError as error:
+            if error.errno not in _NO_EXCLUSIVE_RENAME:
+                raise
+            if self.exclusive:
+                # The caller may have counted on `capabilities`: tell it before anything is relied on.
+                self.exclusive = False
+                raise BackendError(
+                    f"put {key!r} in {self._root!r}: this file system has neither links nor exclusive rename",
+                    hint="use it with one writer at a time, or choose another file system",
+                ) from error
+            if os.path.lexists(final):
+                raise exists from None
+            _sys.rename(temporary, final)
+
+    def _make_durable(self, state: ProcessState, chain: list[str], final: str) -> None:
+        try:
+            state.dirty.sync(chain)
+        except OSError:
+            # A caller that reads back what is there would take a name for durable that is not.
+            discard(final)
+            raise
+
+    def know_directory(self, directory: str) -> None:
+        """Makes sure of a directory once per process: it is there, real, and its name will be synced."""
+        state = self.state
+        if directory in state.known_directories:
+            return
+        make_directories(self._root, directory)
+        # Another process may have made them and not have synced yet, so they count as ours to sync.
+        for path in parents(self._root, directory)[1:]:
+            state.dirty.mark(path)
+        if len(state.known_directories) >= 8192:
+            state.known_directories.clear()
+        state.known_directories.add(directory)
+
+
+def discard(path: str) -> None:
+    """Removes a file that must not stay, on the way out with another error."""
+    try:
+        _sys.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("cannot remove %r: %s", path, error)
+
+
+def close_anyway(fd: int) -> None:
+    """Closes on the way out with another error, which is the one to tell."""
+    try:
+        _sys.close(fd)
+    except OSError as error:
+        logger.debug("close after a failure: %s", error)
