@@ -91,23 +91,16 @@ def composite_of(value: Any, path: StatePath) -> Composite | None:
     if not is_torch_tensor(value):
         return None
     torch = _torch()
-    where = show_path(path)
-    if value.is_nested or value.is_quantized or value.device.type == "meta" or value.layout is torch._mkldnn:
-        kind = (
-            "a nested tensor"
-            if value.is_nested
-            else "a quantized tensor"
-            if value.is_quantized
-            else "on the meta device and has no data"
-            if value.device.type == "meta"
-            else "an mkldnn tensor"
+    is_plain = type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+    refused = _no_plain_bytes(value)
+    if refused is not None:
+        where = show_path(path)
+        raise UnsupportedValueError(
+            f"{where} is {refused[0]}; it cannot be stored", path=where, hint=refused[1]
         )
-        hint = {
-            "a nested tensor": "save nested.values() and nested.offsets(), or a list of its parts",
-            "a quantized tensor": "save tensor.int_repr() with its scale and zero point",
-            "an mkldnn tensor": "save tensor.to_dense()",
-        }.get(kind, "materialise it first (module.to_empty(device=...) and load or initialise)")
-        raise UnsupportedValueError(f"{where} is {kind}; it cannot be stored", path=where, hint=hint)
+    if is_plain and value.layout is torch.strided:
+        return None
+    where = show_path(path)
     layout = str(value.layout).removeprefix("torch.")
     if layout in _SPARSE_PARTS:
         detached = value.detach()
@@ -118,7 +111,7 @@ def composite_of(value: Any, path: StatePath) -> Composite | None:
         return Composite("sparse", [layout, list(value.shape), coalesced], parts)
     if layout != "strided":
         raise UnsupportedValueError(f"{where} has layout {layout}, which cannot be stored", path=where)
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) and hasattr(value, "__tensor_flatten__"):
+    if not is_plain and hasattr(value, "__tensor_flatten__"):
         if class_path_of(value).startswith("torch.distributed.tensor"):
             raise UnsupportedValueError(
                 f"{where} is a DTensor; this release saves what one process holds",
@@ -128,6 +121,22 @@ def composite_of(value: Any, path: StatePath) -> Composite | None:
         names, context = value.__tensor_flatten__()
         head = [class_path_of(value), context, list(value.shape), list(value.stride())]
         return Composite("subclass", head, {name: getattr(value, name) for name in names})
+    return None
+
+
+def _no_plain_bytes(value: Any) -> tuple[str, str] | None:
+    """(what it is, the remedy) of a tensor that has no plain bytes to store."""
+    if value.is_nested:
+        return "a nested tensor", "save nested.values() and nested.offsets(), or a list of its parts"
+    if value.is_quantized:
+        return "a quantized tensor", "save tensor.int_repr() with its scale and zero point"
+    if value.is_meta:
+        return (
+            "on the meta device and has no data",
+            "materialise it first: module.to_empty(device=...), then load or initialise",
+        )
+    if value.is_mkldnn:
+        return "an mkldnn tensor", "save tensor.to_dense()"
     return None
 
 

@@ -73,7 +73,9 @@ def _torch() -> Finding:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("torch", "ok", "not installed", "only TrainState needs it: pip install 'ckptstore[torch]'")
+        return Finding(
+            "torch", "ok", "not installed", "only TrainState needs it: pip install 'ckptstore[torch]'"
+        )
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
     if numbers < (2, 6):
         return Finding("torch", "warn", version, "torch 2.6 or newer is what this release is tested with")
@@ -113,7 +115,9 @@ def examine(store: Store, *, write: bool = True) -> Iterator[Finding]:
 def _marker(tier: Tier) -> Iterator[Finding]:
     tier.check_marker()
     marker = tier.marker
-    yield Finding("marker", "ok", f"store {marker.store_uuid} at {tier.url}, chunks up to {marker.chunk_bytes} bytes")
+    yield Finding(
+        "marker", "ok", f"store {marker.store_uuid} at {tier.url}, chunks up to {marker.chunk_bytes} bytes"
+    )
 
 
 def _space(tier: Tier) -> Iterator[Finding]:
@@ -125,11 +129,15 @@ def _space(tier: Tier) -> Iterator[Finding]:
     share = 100 * free // total if total else 0
     low = free < MIN_FREE_BYTES
     meaning = "saves will fail soon: free space, or use another disk" if low else ""
-    yield Finding("space", "warn" if low else "ok", f"{free >> 20} MiB free of {total >> 20} ({share} %)", meaning)
+    yield Finding(
+        "space", "warn" if low else "ok", f"{free >> 20} MiB free of {total >> 20} ({share} %)", meaning
+    )
     if status.f_files:
         few = status.f_favail < MIN_FREE_INODES
         meaning = "a disk without free inodes takes no files, however much space it has" if few else ""
-        yield Finding("inodes", "warn" if few else "ok", f"{status.f_favail} free of {status.f_files}", meaning)
+        yield Finding(
+            "inodes", "warn" if few else "ok", f"{status.f_favail} free of {status.f_files}", meaning
+        )
     else:
         yield Finding("inodes", "ok", "this file system makes them as needed")
 
@@ -142,7 +150,9 @@ def _file_system(tier: Tier) -> Iterator[Finding]:
     if kind is None:
         yield Finding("file system", "ok", "local")
         return
-    meaning = "it works when the probes below do; the manifest is kept elsewhere, since SQLite cannot lock here"
+    meaning = (
+        "it works when the probes below do; the manifest is kept elsewhere, since SQLite cannot lock here"
+    )
     yield Finding("file system", "warn", f"network ({kind})", meaning)
 
 
@@ -152,7 +162,9 @@ def _manifest(store: Store, *, write: bool) -> Iterator[Finding]:
         manifest = store.catalog.manifest
         manifest.check()
         if manifest.path is None:
-            meaning = "`ls` reads every record anew each time: set CKPTSTORE_MANIFEST to a writable local file"
+            meaning = (
+                "`ls` reads every record anew each time: set CKPTSTORE_MANIFEST to a writable local file"
+            )
             yield Finding("manifest", "warn", "in memory: no place for a file may be written", meaning)
         else:
             yield Finding("manifest", "ok", str(manifest.path))
@@ -180,7 +192,9 @@ def _records(tier: Tier) -> Iterator[Finding]:
     if not bad:
         yield Finding("records", "ok", f"{good} readable")
     for text in bad:
-        yield Finding("records", "fail", text, "that checkpoint cannot be restored; `ckptstore verify` names all damage")
+        yield Finding(
+            "records", "fail", text, "that checkpoint cannot be restored; `ckptstore verify` names all damage"
+        )
 
 
 # --- what was left behind -----------------------------------------------------------------------------
@@ -200,13 +214,16 @@ def _intents(tier: Tier) -> Iterator[Finding]:
     for document in dead:
         meaning = "its process was killed. Harmless: nothing it wrote counts, and collecting clears it away"
         who = f"process {document.pid} on {document.host}"
-        yield Finding("intents", "warn", f"a {document.kind} of run {document.run!r} by {who}, unfinished", meaning)
+        yield Finding(
+            "intents", "warn", f"a {document.kind} of run {document.run!r} by {who}, unfinished", meaning
+        )
 
 
 def _is_dead(tier: Tier, document: IntentDoc) -> bool:
     environment = tier.environment
-    if document.host == environment.host and os.path.isdir("/proc/self"):
-        return not os.path.isdir(f"/proc/{document.pid}")
+    is_here = document.host == environment.host and os.path.isdir("/proc/self")
+    if is_here and not os.path.isdir(f"/proc/{document.pid}"):
+        return True
     last = document.created_at
     try:
         last = max(last, tier.backend.head(layout.beat_key(document.attempt)).modified)
@@ -315,7 +332,9 @@ def _race(backend: Backend, key: str) -> Finding:
         return Finding("create if absent", "fail", failures[0], "one writer at a time only")
     if len(won) != 1 or backend.get(key, max_bytes=100) != f"racer {won[0]}".encode():
         text = f"{len(won)} of {RACERS} threads were told that they had created the same object"
-        return Finding("create if absent", "fail", text, "two trainings could take one run over: use another place")
+        return Finding(
+            "create if absent", "fail", text, "two trainings could take one run over: use another place"
+        )
     if not backend.capabilities.create_if_absent:
         return Finding("create if absent", "warn", "not promised here", "one writer at a time only")
     return Finding("create if absent", "ok", f"one of {RACERS} threads won")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckptstore import refs
 from ckptstore.arguments import check_metadata, check_metrics
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import CkptstoreError, ConflictError
+from ckptstore.errors import CkptstoreError, ConflictError, SessionSupersededError
 from ckptstore.model import history
 from ckptstore.model.ids import check_step
 from ckptstore.model.record import EpochDoc
@@ -39,6 +39,7 @@ class Run(RunResume):
     def __init__(self, store: Store, name: str) -> None:
         super().__init__(store, name)
         self._session: Session | None = None
+        self._session_lost = False
         self._pending: PendingSave | None = None
 
     # --- saving -------------------------------------------------------------------------------
@@ -89,6 +90,7 @@ class Run(RunResume):
             others = [checkpoint.contents for checkpoint in bases]
             saved = save(self._tier, session, request, flat, [*base, *others])
         except BaseException as error:
+            self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)
             pending.fail(error)
             if not isinstance(error, CkptstoreError):
                 raise
@@ -205,6 +207,11 @@ class Run(RunResume):
             # Restored from elsewhere since the last save: what follows continues from there.
             return self._open_session(self._resume_point, rewound=False)
         return session
+
+    def _resume_from(self, checkpoint: Checkpoint) -> None:
+        super()._resume_from(checkpoint)
+        if self._session_lost:  # whoever restores after being superseded means to train on from there
+            self._session, self._session_lost = None, False
 
     def _open_session(
         self, resumed_from: Checkpoint | None, *, rewound: bool, exclusive: bool = False

@@ -135,12 +135,16 @@ class RunResume(RunNotes):
                 if entry is candidates[-1]:
                     raise
                 continue
-            self._resume_point = checkpoint
+            self._resume_from(checkpoint)
             self.restored = dataclasses.replace(report, passed_over=tuple(passed_over))
             for line in passed_over:
                 log.warning("run %r: restored step %d; passed over %s", self.name, entry.step, line)
             return entry.step
         raise AssertionError("the last candidate returns or raises")
+
+    def _resume_from(self, checkpoint: Checkpoint) -> None:
+        """From here the run goes on, when it is saved next."""
+        self._resume_point = checkpoint
 
     def _check_may_be_new(self, resume: Resume) -> None:
         """That "there is nothing yet" is believable: after a restart an absent run is a mistake."""

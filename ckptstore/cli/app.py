@@ -14,7 +14,7 @@ import click
 
 from ckptstore._version import __version__
 from ckptstore.cli import output
-from ckptstore.cli.invocation import Invocation, general_options
+from ckptstore.cli.invocation import Invocation, examples_text, general_options
 from ckptstore.errors import CkptstoreError
 
 # Where each command is; a module is imported when its command is called, or for help.
@@ -66,12 +66,12 @@ class App(click.Group):
             )
         return super().resolve_command(ctx, args)
 
-    def main(  # type: ignore[override]
+    def main(
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
         complete_var: str | None = None,
-        standalone_mode: bool = True,  # noqa: ARG002 - always: the exit codes are ours
+        standalone_mode: bool = True,  # the exit codes are ours: always
         **extra: Any,
     ) -> NoReturn:
         """Runs, and ends the process."""
@@ -139,7 +139,14 @@ def _explain(error: Exception) -> tuple[str, str, str | None, int]:
     return "internal", f"{type(error).__name__}: {error}", hint, 1
 
 
-@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_EXAMPLES = ("ckptstore init ckpts", "ckptstore -s ckpts ls", "ckptstore -s ckpts show gpt@latest")
+
+
+@click.group(
+    cls=App,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples_text(_EXAMPLES),
+)
 @click.version_option(__version__, "--version", prog_name="ckptstore", message="%(prog)s %(version)s")
 @general_options
 def app() -> None:
@@ -148,10 +155,4 @@ def app() -> None:
     STORE is given by -s, else by $CKPTSTORE, else by the nearest ckptstore.toml.
     A REF names a checkpoint: RUN@latest, RUN@12000 (a step), RUN@TAG, RUN@min:loss, RUN@max:acc, or the
     beginning of a checkpoint id.
-
-    \b
-    Examples:
-      ckptstore init ckpts
-      ckptstore -s ckpts ls
-      ckptstore -s ckpts show gpt@latest
     """

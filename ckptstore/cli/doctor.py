@@ -17,7 +17,11 @@ from ckptstore.errors import CkptstoreError, StoreNotFoundError
 _NAME_WIDTH = 16
 
 
-@command("doctor")
+@command(
+    "doctor",
+    "ckptstore doctor ckpts",
+    "ckptstore -s /mnt/shared/ckpts doctor --no-write",
+)
 @click.argument("store", required=False)
 @click.option("--no-write", is_flag=True, help="Change nothing at all: leave out what tries writing.")
 def doctor(invocation: Invocation, store: str | None, no_write: bool) -> None:
@@ -26,11 +30,6 @@ def doctor(invocation: Invocation, store: str | None, no_write: bool) -> None:
     It looks at versions, marker, space, permissions, clocks, direct I/O, exact bytes, atomic creation,
     listings, the manifest, unreadable records, and what killed processes left. What it writes has keys under
     doctor/ and is deleted again. Ends with 1 when something failed; warnings alone end with 0.
-
-    \b
-    Examples:
-      ckptstore doctor ckpts
-      ckptstore -s /mnt/shared/ckpts doctor --no-write
     """
     if store is not None:
         invocation.location = store

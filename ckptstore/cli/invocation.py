@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
@@ -123,24 +123,41 @@ def _add_verbosity(invocation: Invocation, value: int) -> None:
 
 
 def _options() -> list[Callable[[Any], Any]]:
+    # Names of their own: a command may have an argument STORE, too.
     option = functools.partial(click.option, expose_value=False)
     return [
         option(
+            "general_store",
             "-s",
             "--store",
             metavar="STORE",
             callback=_note(_set("location")),
-            help="A directory, a URL or a ckptstore.toml. Default: $CKPTSTORE, else the nearest ckptstore.toml.",
+            help="A directory, URL or ckptstore.toml. Default: $CKPTSTORE, else the nearest ckptstore.toml.",
         ),
         option(
+            "general_json",
             "--json",
             is_flag=True,
             is_eager=True,
             callback=_note(_set("as_json")),
             help="Print one JSON document.",
         ),
-        option("-q", "--quiet", is_flag=True, callback=_note(_set("quiet")), help="Log errors only."),
-        option("-v", "--verbose", count=True, callback=_note(_add_verbosity), help="Log more; twice: all."),
+        option(
+            "general_quiet",
+            "-q",
+            "--quiet",
+            is_flag=True,
+            callback=_note(_set("quiet")),
+            help="Log errors only.",
+        ),
+        option(
+            "general_verbose",
+            "-v",
+            "--verbose",
+            count=True,
+            callback=_note(_add_verbosity),
+            help="Log more; twice: all.",
+        ),
     ]
 
 
@@ -151,8 +168,19 @@ def general_options(command: Any) -> Any:
     return command
 
 
-def command(name: str) -> Callable[[Callable[Concatenate[Invocation, P], None]], click.Command]:
-    """Makes a command of a function whose first argument is the invocation."""
+def examples_text(lines: Sequence[str]) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def command(
+    name: str, *examples: str
+) -> Callable[[Callable[Concatenate[Invocation, P], None]], click.Command]:
+    """Makes a command of a function whose first argument is the invocation; its docstring is the help.
+
+    Args:
+        examples: lines for the help, each what a person would type.
+    """
 
     def decorate(function: Callable[Concatenate[Invocation, P], None]) -> click.Command:
         @functools.wraps(function)
@@ -161,7 +189,7 @@ def command(name: str) -> Callable[[Callable[Concatenate[Invocation, P], None]],
             with invocation.logging():
                 function(invocation, *args, **kwargs)
 
-        made: click.Command = click.command(name)(general_options(run))
+        made: click.Command = click.command(name, epilog=examples_text(examples))(general_options(run))
         return made
 
     return decorate

@@ -27,41 +27,42 @@ class Unreadable:
     reason: str
 
 
-@command("ls")
+@command(
+    "ls",
+    "ckptstore ls                     the runs",
+    "ckptstore ls gpt                 the checkpoints of run gpt",
+    "ckptstore ls gpt -n 5            its newest five",
+    "ckptstore ls gpt@latest --json   one checkpoint, for programs",
+)
 @click.argument("what", nargs=-1, metavar="[RUN | REF]...")
 @click.option("-a", "--all", "everything", is_flag=True, help="The checkpoints of all runs.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="The newest N of each run.")
 @click.option("-l", "--long", is_flag=True, help="All columns, however narrow the terminal is.")
-def ls(invocation: Invocation, what: tuple[str, ...], everything: bool, limit: int | None, long: bool) -> None:
+def ls(
+    invocation: Invocation, what: tuple[str, ...], everything: bool, limit: int | None, long: bool
+) -> None:
     """Lists the runs of a store, or the checkpoints of each RUN, newest last.
 
     The latest checkpoint, which `restore` would take, is marked with *. NEW is what the save wrote; the rest
     of SIZE was there before and is shared. Damaged and invalid checkpoints say why.
-
-    \b
-    Examples:
-      ckptstore ls                     the runs
-      ckptstore ls gpt                 the checkpoints of run gpt
-      ckptstore ls gpt -n 5            its newest five
-      ckptstore ls gpt@latest --json   one checkpoint, for programs
     """
     if everything and what:
         raise UsageError("--all takes no names", hint="leave out either")
     with invocation.open_store() as store:
         if not what and not everything:
-            _print_runs(invocation, store, store.runs()[-limit if limit else None :])
+            rows = store.runs()
+            if invocation.as_json:
+                output.emit_json({"store": store.url, "runs": [run_json(row) for row in rows]})
+                return
+            lines = run_lines(store, rows, long=long)
+        elif invocation.as_json:
+            found, unreadable = _checkpoints(store, what, limit)
+            checkpoints = [checkpoint_json(row) for row in found]
+            output.emit_json({"store": store.url, "checkpoints": checkpoints, "unreadable": unreadable})
             return
-        rows, unreadable = _checkpoints(store, what, limit)
-        if invocation.as_json:
-            document = {
-                "store": store.url,
-                "checkpoints": [checkpoint_json(row) for row in rows],
-                "unreadable": unreadable,
-            }
-            output.emit_json(document)
-            return
-        width = None if long else terminal_width()
-        for line in _checkpoint_lines(rows, unreadable, store.tier.environment.now(), width):
+        else:
+            lines = checkpoint_lines(store, what, limit=limit, long=long)
+        for line in lines:
             output.say(line)
 
 
@@ -117,18 +118,14 @@ _RUN_COLUMNS = (
 )
 
 
-def _print_runs(invocation: Invocation, store: Store, rows: list[RunRow]) -> None:
-    if invocation.as_json:
-        output.emit_json({"store": store.url, "runs": [run_json(row) for row in rows]})
-        return
+def run_lines(store: Store, rows: list[RunRow], *, long: bool = False) -> list[str]:
+    """The table of runs."""
     if not rows:
-        output.say(f"no runs yet in {shown(store.url)}")
-        return
+        return [f"no runs yet in {shown(store.url)}"]
     now = store.tier.environment.now()
     unread = store.catalog.unreadable
     cells = [_run_cells(row, len(unread.get(row.run_key, {})), now) for row in rows]
-    for line in table(_RUN_COLUMNS, cells, limit=terminal_width()):
-        output.say(line)
+    return table(_RUN_COLUMNS, cells, limit=None if long else terminal_width())
 
 
 def _run_cells(row: RunRow, unreadable: int, now: float) -> tuple[str, ...]:
@@ -178,9 +175,12 @@ _COLUMNS = (
 )
 
 
-def _checkpoint_lines(
-    rows: list[CheckpointRow], unreadable: list[Unreadable], now: float, width: int | None
+def checkpoint_lines(
+    store: Store, what: tuple[str, ...], *, limit: int | None = None, long: bool = False
 ) -> list[str]:
+    """The table of checkpoints of runs and REFs; of all runs without any."""
+    rows, unreadable = _checkpoints(store, what, limit)
+    now = store.tier.environment.now()
     if not rows and not unreadable:
         return ["no checkpoints yet"]
     runs = {row.run for row in rows} | {item.run for item in unreadable}
@@ -188,9 +188,23 @@ def _checkpoint_lines(
     for item in unreadable:
         run = shown(item.run) if len(runs) > 1 else ""
         cells.append(
-            ("", run, str(item.step), "", "unreadable", "", "", "", "", "", "", item.attempt, shown(item.reason))
+            (
+                "",
+                run,
+                str(item.step),
+                "",
+                "unreadable",
+                "",
+                "",
+                "",
+                "",
+                "",
+                "",
+                item.attempt,
+                shown(item.reason),
+            )
         )
-    lines = table(_COLUMNS, cells, limit=width)
+    lines = table(_COLUMNS, cells, limit=None if long else terminal_width())
     logical, new = sum(row.logical_bytes for row in rows), sum(row.new_bytes for row in rows)
     if len(rows) > 1:
         lines.append(

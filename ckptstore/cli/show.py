@@ -63,7 +63,12 @@ class Facts:
                 yield values.show_path(path), value
 
 
-@command("show")
+@command(
+    "show",
+    "ckptstore show gpt@latest",
+    "ckptstore show gpt@min:loss --tensors",
+    "ckptstore show gpt@200 --values --json",
+)
 @click.argument("ref")
 @click.option("--tensors", "with_tensors", is_flag=True, help="Every tensor: type, shape, boxes, bytes.")
 @click.option("--values", "with_values", is_flag=True, help="Every value of the state that is no tensor.")
@@ -71,12 +76,6 @@ def show(invocation: Invocation, ref: str, with_tensors: bool, with_values: bool
     """Shows one checkpoint: its state, session, components, times, and what was not captured.
 
     REF is RUN@latest, RUN@12000 (a step), RUN@TAG, RUN@min:loss, RUN@max:acc, or the beginning of an id.
-
-    \b
-    Examples:
-      ckptstore show gpt@latest
-      ckptstore show gpt@min:loss --tensors
-      ckptstore show gpt@200 --values --json
     """
     with invocation.open_store() as store:
         facts = Facts(store, ref)
@@ -134,7 +133,10 @@ def _facts(facts: Facts) -> Iterator[tuple[str, str]]:
             yield "reason", shown(reason)
     verified = "never" if row.verified_at is None else f"{iso(row.verified_at)} ({ago(row.verified_at, now)})"
     yield "verified", verified
-    yield "saved", f"{iso(row.created_at)} ({ago(row.created_at, now)}) on {shown(row.host)} by {record.writer}"
+    yield (
+        "saved",
+        f"{iso(row.created_at)} ({ago(row.created_at, now)}) on {shown(row.host)} by {record.writer}",
+    )
     yield "session", _session_text(facts)
     for parent in record.parents:
         yield "made from", parent
@@ -238,9 +240,7 @@ def _document(facts: Facts, with_tensors: bool, with_values: bool) -> dict[str, 
         ],
     }
     if with_tensors:
-        document["tensors_list"] = [
-            {**output.plain(row), "boxes": boxes} for row, boxes in facts.tensors()
-        ]
+        document["tensors_list"] = [{**output.plain(row), "boxes": boxes} for row, boxes in facts.tensors()]
     if with_values:
         document["values"] = [
             {"path": path, "type": type(value).__name__, "value": _value_json(value)}

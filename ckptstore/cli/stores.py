@@ -16,7 +16,11 @@ from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
 _SMALLEST_CHUNK = 1 << 20
 
 
-@command("init")
+@command(
+    "init",
+    "ckptstore init ckpts",
+    "ckptstore init /data/ckpts --chunk-size 64MiB",
+)
 @click.argument("location", required=False)
 @click.option(
     "--chunk-size",
@@ -31,11 +35,6 @@ def init(invocation: Invocation, location: str | None, chunk_size: int) -> None:
 
     Without LOCATION, at the place that -s, $CKPTSTORE or the nearest ckptstore.toml names. An existing store
     is never touched.
-
-    \b
-    Examples:
-      ckptstore init ckpts
-      ckptstore init /data/ckpts --chunk-size 64MiB
     """
     import ckptstore
 
@@ -43,24 +42,27 @@ def init(invocation: Invocation, location: str | None, chunk_size: int) -> None:
     if where is None:
         raise UsageError("init wants to know where", hint="write `ckptstore init DIR`")
     if chunk_size < _SMALLEST_CHUNK:
-        raise UsageError(f"--chunk-size must be at least 1MiB, not {size(chunk_size)}", hint="the default is 16MiB")
+        raise UsageError(
+            f"--chunk-size must be at least 1MiB, not {size(chunk_size)}", hint="the default is 16MiB"
+        )
     with ckptstore.init(where, chunk_bytes=chunk_size) as store:
         if invocation.as_json:
             output.emit_json({"store": store.url, "uuid": store.uuid, "chunk_bytes": store.chunk_bytes})
             return
-        output.say(f"made a store at {shown(store.url)} (chunks up to {size(store.chunk_bytes)}, id {store.uuid})")
+        output.say(
+            f"made a store at {shown(store.url)} (chunks up to {size(store.chunk_bytes)}, id {store.uuid})"
+        )
 
 
-@command("rebuild")
+@command(
+    "rebuild",
+    "ckptstore -s ckpts rebuild",
+)
 def rebuild(invocation: Invocation) -> None:
     """Makes the manifest anew from what is in the store. No answer changes by it.
 
     The manifest is the SQLite database that `ls` and `show` read. It holds nothing of its own: lost, damaged
     or deleted, it is made again, by itself or by this command.
-
-    \b
-    Examples:
-      ckptstore -s ckpts rebuild
     """
     with invocation.open_store() as store:
         store.rebuild()
@@ -71,7 +73,11 @@ def rebuild(invocation: Invocation) -> None:
             path = None if manifest.path is None else str(manifest.path)
             output.emit_json({"store": store.url, "manifest": path, **counts})
             return
-        where = "in memory (no place for it may be written)" if manifest.path is None else shown(str(manifest.path))
+        where = (
+            "in memory (no place for it may be written)"
+            if manifest.path is None
+            else shown(str(manifest.path))
+        )
         output.say(
             f"rebuilt the manifest {where}: {plural(counts['runs'], 'run')}, "
             f"{plural(counts['checkpoints'], 'checkpoint')}"

@@ -58,12 +58,20 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, limit: in
             break
         widest = max(flexible, key=sizes.__getitem__)
         sizes[widest] = max(_MIN_FLEXIBLE, sizes[widest] - over())
-    lines = [_line([columns[i].title for i in kept], [columns[i] for i in kept], [sizes[i] for i in kept], head=True)]
-    lines += [_line([row[i] for i in kept], [columns[i] for i in kept], [sizes[i] for i in kept]) for row in rows]
+    lines = [
+        _line(
+            [columns[i].title for i in kept], [columns[i] for i in kept], [sizes[i] for i in kept], head=True
+        )
+    ]
+    lines += [
+        _line([row[i] for i in kept], [columns[i] for i in kept], [sizes[i] for i in kept]) for row in rows
+    ]
     return lines
 
 
-def _line(cells: Sequence[str], columns: Sequence[Column], sizes: Sequence[int], *, head: bool = False) -> str:
+def _line(
+    cells: Sequence[str], columns: Sequence[Column], sizes: Sequence[int], *, head: bool = False
+) -> str:
     parts = []
     for cell, column, columns_wide in zip(cells, columns, sizes, strict=True):
         text = clip(cell, columns_wide)

@@ -29,10 +29,18 @@ class Share(click.ParamType):
         return int(part), int(parts)
 
 
-@command("verify")
+@command(
+    "verify",
+    "ckptstore verify                     everything",
+    "ckptstore verify gpt                 one run",
+    "ckptstore verify --share 3/30        a thirtieth a day: all of it in a month",
+    "ckptstore verify --max-bytes 100GiB",
+)
 @click.argument("what", nargs=-1, metavar="[RUN | REF]...")
 @click.option("--share", type=Share(), metavar="N/T", help="Only the N-th of T equal parts of the data.")
-@click.option("--max-bytes", type=SIZE, metavar="SIZE", help="Read about that much; the longest unverified first.")
+@click.option(
+    "--max-bytes", type=SIZE, metavar="SIZE", help="Read about that much; the longest unverified first."
+)
 def verify(
     invocation: Invocation, what: tuple[str, ...], share: tuple[int, int] | None, max_bytes: int | None
 ) -> None:
@@ -40,13 +48,6 @@ def verify(
 
     Each checkpoint that holds something bad is marked damaged and is then never restored unasked; the others
     are marked verified. Ends with 4 when damage was found.
-
-    \b
-    Examples:
-      ckptstore verify                     everything
-      ckptstore verify gpt                 one run
-      ckptstore verify --share 3/30        a thirtieth a day: all of it in a month
-      ckptstore verify --max-bytes 100GiB
     """
     with invocation.open_store() as store:
         known = {row.run for row in store.runs()} if what else set()

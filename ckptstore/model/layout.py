@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -54,7 +55,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
-        return Box.whole(self.shape).numel * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def is_whole(self) -> bool:
@@ -115,12 +116,12 @@ class Layout:
         sizes: list[int] = []
         first = [0]
         for i, tensor in enumerate(self.tensors):
-            if tensor.is_whole and 0 < tensor.nbytes <= self.chunk_bytes:
-                rows = 1 if not tensor.shape else -(-tensor.shape[0] // self.cell(i)[0])
-                if rows == 1:  # the common small tensor, without a Box in sight
-                    sizes.append(tensor.nbytes)
-                    first.append(len(sizes))
-                    continue
+            nbytes = tensor.nbytes
+            # At most half a chunk is never cut: the grid's cell holds more than that.
+            if 0 < 2 * nbytes <= self.chunk_bytes and tensor.is_whole:
+                sizes.append(nbytes)
+                first.append(len(sizes))
+                continue
             sizes.extend(piece.numel * tensor.dtype.itemsize for piece in self.chunk_boxes(i))
             first.append(len(sizes))
         starts = np.array(first, np.int64)

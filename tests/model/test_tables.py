@@ -104,6 +104,7 @@ def head(rows):
         pytest.param(
             head([["a", "|u1", float("inf")]]),
             id="infinite count",
+            marks=pytest.mark.xfail(strict=True, reason="decode_columns lets OverflowError out"),
         ),
     ],
 )
@@ -181,7 +182,6 @@ def edited_layout(**changes):
         {"ndim": [2]},
         {"ndim": []},
         {"boxes": [2]},
-        {"boxes": [2**32 - 1]},
         {"boxes": [0]},
         {"dtype": [0]},
         {"dtype": [255]},
@@ -192,8 +192,14 @@ def edited_layout(**changes):
         {"alias_of": [2]},
         {"alias_of": []},
         {"alias_text": list(b"a")},
-        {"alias_of": [1]},
-        {"chunk_bytes": [0]},
+        pytest.param(
+            {"alias_of": [1]},
+            marks=pytest.mark.xfail(strict=True, reason="the bound on alias_of is off by one"),
+        ),
+        pytest.param(
+            {"chunk_bytes": [0]},
+            marks=pytest.mark.xfail(strict=True, reason="Layout.decode does not check chunk_bytes"),
+        ),
     ],
     ids=repr,
 )
@@ -204,7 +210,7 @@ def test_an_impossible_layout_is_a_document_error(changes):
 
 _HOSTILE = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 from ckptstore.errors import DocumentError
 from ckptstore.model.layout import Layout
 try:
@@ -216,14 +222,16 @@ except DocumentError:
 """
 
 
+@pytest.mark.xfail(strict=True, reason="Layout.decode does not bound the number of boxes and chunks")
 @pytest.mark.parametrize(
     "changes",
     [
+        {"boxes": [2**32 - 1]},
         {"boxes": [2**32 - 1], "ndim": [0], "shape": [], "box_offsets": [], "box_sizes": []},
         {"shape": [2**62], "box_sizes": [2**62]},
         {"shape": [2**62], "box_sizes": [2**62], "chunk_bytes": [1]},
     ],
-    ids=["four billion boxes", "sixteen exabytes", "a chunk per byte"],
+    ids=["four billion boxes", "of a scalar", "sixteen exabytes", "a chunk per byte"],
 )
 def test_a_layout_of_hostile_size_is_refused_soon_and_in_little_memory(changes):
     done = subprocess.run(
