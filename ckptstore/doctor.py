@@ -7,6 +7,7 @@ looks, and is deleted again, whatever happens in between.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -20,7 +21,7 @@ from typing import Literal
 
 from ckptstore import _version
 from ckptstore.backend import Backend
-from ckptstore.errors import CkptstoreError, ObjectExistsError, PermissionDeniedError
+from ckptstore.errors import CkptstoreError, ObjectExistsError, ObjectNotFoundError, PermissionDeniedError
 from ckptstore.manifest import Manifest, place
 from ckptstore.model.documents import END_LIMIT_BYTES
 from ckptstore.model.record import CommitRecord, IntentDoc
@@ -225,10 +226,8 @@ def _is_dead(tier: Tier, document: IntentDoc) -> bool:
     if is_here and not os.path.isdir(f"/proc/{document.pid}"):
         return True
     last = document.created_at
-    try:
+    with contextlib.suppress(ObjectNotFoundError):  # it has not beaten yet
         last = max(last, tier.backend.head(layout.beat_key(document.attempt)).modified)
-    except CkptstoreError:
-        pass  # it has not beaten yet
     return environment.now() - last > SILENT_SECONDS
 
 
@@ -271,10 +270,8 @@ def _clean(tier: Tier, name: str) -> None:
     tier.backend.delete(keys)
     path = tier.backend.capabilities.local_path
     if path is not None:
-        try:
+        with contextlib.suppress(OSError):  # another doctor is at work, or it was never made
             os.rmdir(os.path.join(path, PREFIX))
-        except OSError:
-            pass  # another doctor is at work, or it was never made
 
 
 def _clock(tier: Tier, key: str) -> Finding:

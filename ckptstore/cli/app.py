@@ -71,7 +71,7 @@ class App(click.Group):
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
         complete_var: str | None = None,
-        standalone_mode: bool = True,  # the exit codes are ours: always
+        standalone_mode: bool = True,  # always: the exit codes are ours
         **extra: Any,
     ) -> NoReturn:
         """Runs, and ends the process."""
@@ -85,9 +85,8 @@ class App(click.Group):
             )
             code = result if isinstance(result, int) else 0
             output.flush()
-        except click.Abort:
-            code = EXIT_INTERRUPTED
-        except KeyboardInterrupt:
+        except (click.Abort, KeyboardInterrupt):
+            sys.stderr.write("interrupted\n")
             code = EXIT_INTERRUPTED
         except BrokenPipeError:
             code = _no_reader()

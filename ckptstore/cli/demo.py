@@ -118,9 +118,8 @@ def _print(result: Result, stays: bool) -> None:
     )
     verified = result.verified
     state = "clean" if not verified.problems else output.bad(plural(len(verified.problems), "problem"))
-    output.say(
-        f"   verify     {state}: {plural(verified.checkpoints, 'checkpoint')}, {size(verified.bytes)} read back"
-    )
+    checkpoints = plural(verified.checkpoints, "checkpoint")
+    output.say(f"   verify     {state}: {checkpoints}, {size(verified.bytes)} read back")
     output.say(
         f"   resume     killed in the save of step {result.cut.step}, went on from step "
         f"{result.resumed_from_step}, {plural(compared.repeated, 'step')} done twice"
@@ -130,7 +129,8 @@ def _print(result: Result, stays: bool) -> None:
         output.say(f"   losses     {output.bad('DIFFERENT')} at step {steps}")
     else:
         output.say(
-            f"   losses     identical, bit for bit, at all {compared.steps} steps (the last: {compared.last_loss:.4f})"
+            f"   losses     identical, bit for bit, at all {compared.steps} steps "
+            f"(the last: {compared.last_loss:.4f})"
         )
     one, other = compared.digests
     if one == other:

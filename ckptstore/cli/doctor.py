@@ -63,8 +63,10 @@ def _findings(invocation: Invocation, *, write: bool) -> Iterator[Finding]:
 
 
 def _line(finding: Finding) -> str:
-    paint = {"ok": str, "warn": output.odd, "fail": output.bad}[finding.status]
-    text = f"{paint(f'{finding.status:<4}')}  {finding.name:<{_NAME_WIDTH}}  {shown(finding.found)}"
+    status = f"{finding.status:<4}"
+    if finding.status != "ok":
+        status = output.odd(status) if finding.status == "warn" else output.bad(status)
+    text = f"{status}  {finding.name:<{_NAME_WIDTH}}  {shown(finding.found)}"
     if finding.meaning:
         text += f"\n{'':<{_NAME_WIDTH + 8}}{shown(finding.meaning)}"
     return text

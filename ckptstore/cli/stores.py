@@ -9,7 +9,7 @@ import click
 from ckptstore import config
 from ckptstore.cli import output
 from ckptstore.cli.invocation import Invocation, command, here
-from ckptstore.cli.text import SIZE, plural, shown, size
+from ckptstore.cli.text import parse_size, plural, shown, size
 from ckptstore.errors import UsageError
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
 
@@ -24,9 +24,9 @@ _SMALLEST_CHUNK = 1 << 20
 @click.argument("location", required=False)
 @click.option(
     "--chunk-size",
-    type=SIZE,
-    default=DEFAULT_CHUNK_BYTES,
-    show_default="16MiB",
+    type=parse_size,
+    default=f"{DEFAULT_CHUNK_BYTES >> 20}MiB",
+    show_default=True,
     metavar="SIZE",
     help="The largest chunk: a power of two from 1MiB to 64MiB. It stays as it is for ever.",
 )

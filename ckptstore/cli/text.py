@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 import unicodedata
 from collections.abc import Mapping
 
@@ -102,23 +102,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-class Size(click.ParamType):
-    """A number of bytes on the command line: ``1048576``, ``16MiB``, ``10G`` (binary), ``10GB`` (decimal)."""
+def parse_size(text: str) -> int:
+    """A number of bytes on the command line: ``1048576``, ``16MiB``, ``10G`` (binary), ``10GB`` (decimal).
 
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number of bytes; fails with what is allowed."""
-        if isinstance(value, int):
-            return value
-        text = str(value).strip().lower()
-        digits = text.rstrip("kmgtib ")
-        factor = _FACTORS.get(text[len(digits) :].strip())
-        try:
-            amount = float(digits) * (factor or math.nan)
-            return int(amount)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a size; write it like 16MiB or 10GiB", param, ctx)
-
-
-SIZE = Size()
+    Raises:
+        click.BadParameter: says how a size is written.
+    """
+    lower = text.strip().lower()
+    digits = lower.rstrip("kmgtib ")
+    factor = _FACTORS.get(lower[len(digits) :].strip())
+    if factor is None or not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", digits):
+        raise click.BadParameter(f"{text!r} is not a size; write it like 16MiB or 10GiB")
+    return int(float(digits) * factor) if "." in digits else int(digits) * factor

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from ckptstore.cli import output
 from ckptstore.cli.invocation import Invocation, command
 from ckptstore.cli.progress import Progress
-from ckptstore.cli.text import SIZE, duration, plural, shown, size
+from ckptstore.cli.text import duration, parse_size, plural, shown, size
 from ckptstore.errors import DamageError
 from ckptstore.verify import VerifyReport
 
 
-class Share(click.ParamType):
-    """``n/t``: the n-th of t parts."""
+def parse_share(text: str) -> tuple[int, int]:
+    """``n/t``, the n-th of t parts, as (n, t).
 
-    name = "share"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """(n, t)."""
-        if isinstance(value, tuple):
-            return value
-        part, _, parts = str(value).partition("/")
-        if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-            self.fail(f"{value!r} is not a share; write it like 3/30, with 1 <= n <= t", param, ctx)
-        return int(part), int(parts)
+    Raises:
+        click.BadParameter: says how a share is written.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise click.BadParameter(f"{text!r} is not a share; write it like 3/30, with 1 <= n <= t")
+    return int(found[1]), int(found[2])
 
 
 @command(
@@ -37,9 +34,9 @@ class Share(click.ParamType):
     "ckptstore verify --max-bytes 100GiB",
 )
 @click.argument("what", nargs=-1, metavar="[RUN | REF]...")
-@click.option("--share", type=Share(), metavar="N/T", help="Only the N-th of T equal parts of the data.")
+@click.option("--share", type=parse_share, metavar="N/T", help="Only the N-th of T equal parts of the data.")
 @click.option(
-    "--max-bytes", type=SIZE, metavar="SIZE", help="Read about that much; the longest unverified first."
+    "--max-bytes", type=parse_size, metavar="SIZE", help="Read about that much; the longest unverified first."
 )
 def verify(
     invocation: Invocation, what: tuple[str, ...], share: tuple[int, int] | None, max_bytes: int | None
@@ -75,8 +72,8 @@ def _print(report: VerifyReport) -> None:
         )
     rate = f", {size(int(report.bytes / report.seconds))}/s" if report.seconds > 0 else ""
     output.say(
-        f"{plural(report.checkpoints, 'checkpoint')}, {plural(report.objects, 'object')}, {size(report.bytes)} "
-        f"in {duration(report.seconds)}{rate}"
+        f"{plural(report.checkpoints, 'checkpoint')}, {plural(report.objects, 'object')}, "
+        f"{size(report.bytes)} in {duration(report.seconds)}{rate}"
     )
     if report.problems:
         hurt = len({(problem.run, problem.checkpoint) for problem in report.problems})

@@ -69,7 +69,7 @@ def kill_in_a_save(training: Training, store: Store, from_step: int, say: Say) -
 
 
 def _wait_for_data(process: Process, tier: Tier, run: str, from_step: int) -> str | None:
-    """The attempt of a save that has begun to write its data; None when the process ended before."""
+    """The attempt of a save that has put its first object; None when the process ended before."""
     while process.is_running:
         for document in intents.list_intents(tier):
             attempt = document.attempt
@@ -82,8 +82,6 @@ def _wait_for_data(process: Process, tier: Tier, run: str, from_step: int) -> st
 
 
 def _has_data(tier: Tier, attempt: str) -> bool:
-    if any(attempt in info.key for prefix in _DATA for info in tier.backend.list_temporaries(prefix)):
-        return True
     return any(_is_of(info.key, attempt) for prefix in _DATA for info in tier.listing(prefix))
 
 

@@ -108,29 +108,40 @@ class Process:
             encoding="utf-8",
             errors="replace",
         )
+        self._failure: Exception | None = None
         self._reader = threading.Thread(target=self._read, args=(say,), name="ckptstore-demo", daemon=True)
         self._reader.start()
 
     def _read(self, say: Say) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            say(line.rstrip("\n"))
+            if self._failure is not None:
+                continue  # a full pipe would stop the training for ever
+            try:
+                say(line.rstrip("\n"))
+            except Exception as error:  # noqa: BLE001 - raised where the caller waits
+                self._failure = error
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it has not ended yet; raises what `say` raised."""
+        if self._failure is not None:
+            raise self._failure
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Waits for the end, and for its last lines; returns the exit code."""
-        code = self._process.wait()
-        self._reader.join()
-        return code
+        """Waits for the end, and for its last lines; returns the exit code. Raises what `say` raised."""
+        while self._reader.is_alive():
+            self._reader.join(0.2)
+            if self._failure is not None:
+                raise self._failure
+        return self._process.wait()
 
     def kill(self) -> None:
         """SIGKILL: it gets no chance to finish anything."""
         self._process.kill()
-        self.wait()
+        self._process.wait()
+        self._reader.join()
 
     def __enter__(self) -> Process:
         return self

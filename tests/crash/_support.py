@@ -23,7 +23,7 @@ from ckptstore.tier.contents import Contents
 from ckptstore.tier.retry import RetryingBackend
 from ckptstore.tier.tier import Tier
 
-CHUNK_BYTES = 16 << 10
+CHUNK_BYTES = 64 << 10
 TRAIN = "train/exp 1"
 
 _numbers = itertools.count()
@@ -46,7 +46,7 @@ def make_state(step: int, salt: int = 0) -> dict[str, Any]:
         },
         "optimizer": {"moment": random.integers(0, 255, 700, dtype=np.uint8), "steps": [step, salt]},
         "still": {"a": np.arange(300, dtype=np.int16), "b": np.arange(9.0)},
-        "schedule": list(range(1000, 25_000)),
+        "texts": ["a" * 50_000, "b" * 60_000],
     }
 
 

@@ -239,8 +239,10 @@ def test_a_save_has_the_points_that_are_tried(past):
 def test_killed_at_any_call_the_new_one_is_whole_or_absent_and_the_rest_untouched(past, name, kind):
     def check(call: Call, tried: Attempted) -> None:
         tried.strike(Fault(kind, n=call.n))
-        with pytest.raises(SimulatedCrash):
+        with contextlib.suppress(SimulatedCrash):
             tried.act()
+        # A call that finds nothing has no "after": the process lives on and what it saved is sure.
+        assert tried.backend.crashed or (kind == "crash_after" and call.op in ("get", "head"))
         check_place(tried.place, tried.model)
 
     strike_each(past, SCENARIOS[name], check)
