@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ from ckptstore.cli.invocation import Invocation, command
 from ckptstore.cli.ls import checkpoint_lines, run_lines
 from ckptstore.cli.text import duration, plural, shown, size
 from ckptstore.demo.demo import RUN, TUNED_RUN, Reporter, Result, Settings, demonstrate
+from ckptstore.manifest import place
 
 
 @command(
@@ -42,6 +44,7 @@ def demo(invocation: Invocation, folder: Path | None, keep: bool, steps: int | N
     and what reuse saved, and verifies it. Needs torch and 1 GiB of disk; takes about a minute on two cores.
     Ends with 1 if anything differs.
     """
+    os.environ.pop(place.VARIABLE, None)  # it names a file for some other store
     settings = Settings() if steps is None else _small(steps)
     stream = sys.stderr if invocation.as_json else sys.stdout
 
@@ -53,9 +56,9 @@ def demo(invocation: Invocation, folder: Path | None, keep: bool, steps: int | N
     reporter = Reporter(
         part=lambda title: tell(f"\n{output.strong(title)}"), line=lambda text: tell(f"   {shown(text)}")
     )
-    with _working_folder(folder, keep) as (place, stays), _terminated_like_interrupted():
-        tell(f"working in {shown(str(place))}{'' if stays else ', which is removed at the end'}")
-        result = demonstrate(place, settings, reporter)
+    with _working_folder(folder, keep) as (where, stays), _terminated_like_interrupted():
+        tell(f"working in {shown(str(where))}{'' if stays else ', which is removed at the end'}")
+        result = demonstrate(where, settings, reporter)
         if invocation.as_json:
             output.emit_json(
                 {"identical": result.comparison.identical, "ok": result.ok, **output.plain(result)}

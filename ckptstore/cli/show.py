@@ -36,7 +36,7 @@ class Facts:
             row for row in store.catalog.ask(lambda m: m.checkpoints(key)) if row.checkpoint == found.id
         )
         self.session: EpochDoc | None = next(
-            (doc for doc in store.run(found.run).sessions() if doc.number == found.epoch), None
+            (doc for doc in store.catalog.ask(lambda m: m.sessions(key)) if doc.number == found.epoch), None
         )
         self.pins: list[PinRow] = [
             pin

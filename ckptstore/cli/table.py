@@ -43,40 +43,53 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, limit: in
         rows: cells of printable text.
         limit: columns of the terminal.
     """
-    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    sizes = {i: max(width(columns[i].title), *(width(row[i]) for row in rows)) for i in kept}
+    shown = [
+        _Shown(column, [row[i] for row in rows])
+        for i, column in enumerate(columns)
+        if any(row[i] for row in rows)
+    ]
 
     def over() -> int:
-        return 0 if limit is None else sum(sizes[i] for i in kept) + len(_GAP) * (len(kept) - 1) - limit
+        return (
+            0 if limit is None else sum(item.columns for item in shown) + len(_GAP) * (len(shown) - 1) - limit
+        )
 
-    for i in reversed(kept.copy()):
-        if over() > 0 and columns[i].droppable:
-            kept.remove(i)
+    for item in reversed(shown.copy()):
+        if over() > 0 and item.column.droppable:
+            shown.remove(item)
     while over() > 0:
-        flexible = [i for i in kept if columns[i].flexible and sizes[i] > _MIN_FLEXIBLE]
+        flexible = [item for item in shown if item.column.flexible and item.columns > _MIN_FLEXIBLE]
         if not flexible:
             break
-        widest = max(flexible, key=sizes.__getitem__)
-        sizes[widest] = max(_MIN_FLEXIBLE, sizes[widest] - over())
-    lines = [
-        _line(
-            [columns[i].title for i in kept], [columns[i] for i in kept], [sizes[i] for i in kept], head=True
-        )
-    ]
-    lines += [
-        _line([row[i] for i in kept], [columns[i] for i in kept], [sizes[i] for i in kept]) for row in rows
-    ]
-    return lines
+        widest = max(flexible, key=lambda item: item.columns)
+        widest.columns = max(_MIN_FLEXIBLE, widest.columns - over())
+    return [_GAP.join(parts).rstrip() for parts in zip(*(item.lines() for item in shown), strict=True)]
 
 
-def _line(
-    cells: Sequence[str], columns: Sequence[Column], sizes: Sequence[int], *, head: bool = False
-) -> str:
-    parts = []
-    for cell, column, columns_wide in zip(cells, columns, sizes, strict=True):
-        text = clip(cell, columns_wide)
-        fill = " " * (columns_wide - width(text))
-        if column.paint is not None and not head:
-            text = column.paint(text)
-        parts.append(fill + text if column.right else text + fill)
-    return _GAP.join(parts).rstrip()
+class _Shown:
+    """A column with its cells, and how many columns of the terminal it takes."""
+
+    def __init__(self, column: Column, cells: list[str]) -> None:
+        self.column = column
+        self.cells = cells
+        self.columns = max(width(column.title), *map(width, cells))
+
+    def lines(self) -> list[str]:
+        """Title and cells, each as wide as the column."""
+        return [
+            self._fit(self.column.title),
+            *map(self._fit if self.column.paint is None else self._painted, self.cells),
+        ]
+
+    def _fit(self, cell: str) -> str:
+        if cell.isascii() and len(cell) <= self.columns:
+            return cell.rjust(self.columns) if self.column.right else cell.ljust(self.columns)
+        text = clip(cell, self.columns)
+        fill = " " * (self.columns - width(text))
+        return fill + text if self.column.right else text + fill
+
+    def _painted(self, cell: str) -> str:
+        fitted = self._fit(cell)
+        text = fitted.strip()
+        assert self.column.paint is not None
+        return fitted.replace(text, self.column.paint(text), 1) if text else fitted

@@ -94,6 +94,8 @@ def number(value: int | float) -> str:
 
 def metrics(values: Mapping[str, int | float]) -> str:
     """Like ``loss=2.31 lr=0.001``."""
+    if not values:
+        return ""
     return " ".join(f"{shown(name)}={number(value)}" for name, value in sorted(values.items()))
 
 

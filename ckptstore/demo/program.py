@@ -18,7 +18,8 @@ from ckptstore.errors import CkptstoreError
 
 _PATH = ("examples", "gpt", "train.py")
 # A launcher's word that this is a restart would make the first start of a training an error.
-_NOT_PASSED_ON = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "CKPTSTORE")
+# One manifest file named for every store would be that of neither of the two.
+_NOT_PASSED_ON = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "CKPTSTORE", "CKPTSTORE_MANIFEST")
 
 Say = Callable[[str], None]
 

@@ -21,8 +21,8 @@ class Comparison:
     Attributes:
         verdict: "undetermined" where the boxes differ and those in common, if any, are equal.
         what: "dtype", "shape", "kind" as far as they differ, else ("content",), or () when it is the same.
-        changed_bytes: of the second, in chunks that the first has not at the same place; None where boxes
-            differ.
+        changed_bytes: of the second, in chunks that the first has not at the same place; all of it where
+            dtype or shape differ, None where that cannot be told.
         same_rows: chunk rows of the second -> of the first, of equal boxes with equal digests.
     """
 
@@ -40,10 +40,10 @@ def compare(a: Contents, b: Contents, pairs: Iterable[tuple[int, int]]) -> dict[
 
 def _compare(a: Contents, b: Contents, i: int, j: int, *, same_cuts: bool) -> Comparison:
     old, new = a.layout.tensors[i], b.layout.tensors[j]
-    rows_a, rows_b = _rows(a, i), _rows(b, j)
     what = _differences(old, new)
     if what:
-        return Comparison("different", what, new.nbytes if new.shape != old.shape else None, {})
+        return Comparison("different", what, None if what == ("kind",) else new.nbytes, {})
+    rows_a, rows_b = _rows(a, i), _rows(b, j)
     if not same_cuts:
         same_cuts = old.boxes == new.boxes and a.layout.cell(i) == b.layout.cell(j)
     if same_cuts and a.digests[rows_a.start : rows_a.stop] == b.digests[rows_b.start : rows_b.stop]:

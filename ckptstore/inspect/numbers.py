@@ -54,6 +54,11 @@ def decode(data: npt.NDArray[np.uint8], dtype: DType) -> Numbers:
         Integers as they are (bool as uint8), complex128 for complex, else float64. A packed pair of 4-bit
         floats gives two numbers, the low half first.
     """
+    with np.errstate(invalid="ignore"):  # signalling NaNs: they stay NaN
+        return _decoded(data, dtype)
+
+
+def _decoded(data: npt.NDArray[np.uint8], dtype: DType) -> Numbers:
     name = dtype.name
     if name in _PLAIN:
         plain = data.view(_PLAIN[name])

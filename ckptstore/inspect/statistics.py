@@ -12,8 +12,8 @@ import numpy.typing as npt
 from ckptstore.inspect import numbers
 from ckptstore.model.dtypes import DType
 
-BLOCK_BYTES = 1 << 18
-"""Of the larger element type: a block and what is made of it stay in a core's cache."""
+BLOCK_ELEMENTS = 1 << 16
+"""A block and what is made of it stay in a core's cache."""
 
 _TINY, _HUGE = 1e-100, 1e100
 
@@ -73,7 +73,11 @@ class Accumulator:
 
     def add(self, old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8] | None) -> None:
         """The bytes of the same elements on both sides; None for `new`: equal to `old`."""
-        step = max(1, BLOCK_BYTES // max(self._old.itemsize, self._new.itemsize))
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are counted, not warned of
+            self._add(old, new)
+
+    def _add(self, old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8] | None) -> None:
+        step = BLOCK_ELEMENTS
         for start in range(0, len(old) // self._old.itemsize, step):
             left = old[start * self._old.itemsize : (start + step) * self._old.itemsize]
             if new is None:
@@ -96,8 +100,9 @@ class Accumulator:
 
     @staticmethod
     def _add_alone(side: _Side, data: npt.NDArray[np.uint8]) -> int:
-        step = max(1, BLOCK_BYTES // side.itemsize) * side.itemsize
-        return sum(len(side.add(data[start : start + step])[0]) for start in range(0, len(data), step))
+        step = BLOCK_ELEMENTS * side.itemsize
+        with np.errstate(invalid="ignore", over="ignore"):
+            return sum(len(side.add(data[start : start + step])[0]) for start in range(0, len(data), step))
 
     def _add_equal(self, data: npt.NDArray[np.uint8]) -> None:
         values, finite = self._old.add(data)
@@ -124,8 +129,7 @@ class Accumulator:
             self._max = max(self._max, int(distance.max()))
             real = distance.astype(np.float64)
         else:
-            with np.errstate(over="ignore"):  # float64 at its limits: the difference is infinite, and said so
-                real = np.abs(numbers.as_float(b) - numbers.as_float(a))
+            real = np.abs(numbers.as_float(b) - numbers.as_float(a))
             self._max = max(self._max, float(real.max()))
         self._sum += float(real.sum())
         self._l2.add(real)
@@ -175,9 +179,7 @@ class _Side:
                 nan = int(np.count_nonzero(np.isnan(real)))
                 inf = len(real) - int(np.count_nonzero(finite)) - nan
                 real = real[finite]
-        with np.errstate(over="ignore"):
-            magnitude = np.abs(real)
-        self._count(nan, inf, magnitude)
+        self._count(nan, inf, np.abs(real))
         return values, finite
 
     def copy_last(self, other: _Side) -> None:

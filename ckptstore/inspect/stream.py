@@ -148,8 +148,9 @@ class _Overlaps:
     def __init__(self, boxes: list[Box]) -> None:
         self._boxes = boxes
         self._exact = set(boxes)
-        self._starts = np.array([box.offsets for box in boxes], np.int64).reshape(len(boxes), -1)
-        self._ends = np.array([box.ends for box in boxes], np.int64).reshape(len(boxes), -1)
+        ndim = len(boxes[0].sizes) if boxes else 0
+        self._starts = np.array([box.offsets for box in boxes], np.int64).reshape(len(boxes), ndim)
+        self._ends = np.array([box.ends for box in boxes], np.int64).reshape(len(boxes), ndim)
 
     def of(self, box: Box) -> list[Box]:
         if box in self._exact:

@@ -62,7 +62,7 @@ def process(tmp_path) -> Cli:
             cwd=more.pop("cwd", tmp_path),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=more.pop("timeout", 100),
             check=False,
             **more,
         )

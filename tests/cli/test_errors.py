@@ -15,6 +15,7 @@ import pytest
 
 import ckptstore
 from ckptstore.errors import BackendError, BusyError, OutOfSpaceError
+from ckptstore.manifest import Manifest
 from ckptstore_local import LocalBackend
 from tests.cli.conftest import Answer, clean_environment
 
@@ -90,7 +91,8 @@ def test_11_busy(cli, place, monkeypatch):
     check(cli, 11, "busy", "-s", place, "show", "gpt@10")
 
 
-def test_a_locked_manifest_does_not_stop_ls(cli, place):
+def test_a_locked_manifest_does_not_stop_ls(cli, place, monkeypatch):
+    monkeypatch.setitem(Manifest.open.__func__.__kwdefaults__, "busy_seconds", 0.1)
     locker = sqlite3.connect(place / "manifest.db", isolation_level=None)
     try:
         locker.execute("BEGIN EXCLUSIVE")

@@ -2,7 +2,7 @@
 
 A fence is told what it is by a comment on the line before it:
 
-``<!-- run -->``                run it: python in the page's one namespace, console by bash (lines after ``$ ``)
+``<!-- run -->``                run it: python in the page's one namespace, console lines after ``$ `` by bash
 ``<!-- run: exit 4 -->``        console only: the last command ends with that code
 ``<!-- file: name.py -->``      write it to that file
 ``<!-- not run: why -->``       leave it
@@ -42,7 +42,13 @@ class Fence:
 def fences(page):
     text = page.read_text(encoding="utf-8")
     return [
-        Fence(page, text.count("\n", 0, found.start("body")), found["language"], found["mark"] or "", found["body"])
+        Fence(
+            page,
+            text.count("\n", 0, found.start("body")),
+            found["language"],
+            found["mark"] or "",
+            found["body"],
+        )
         for found in _FENCE.finditer(text)
     ]
 
@@ -67,7 +73,11 @@ def run_page(page, directory):
 def _run_console(fence, directory, printed):
     wanted = int(fence.mark.removeprefix("run: exit ")) if ":" in fence.mark else 0
     commands = [line.removeprefix("$ ") for line in fence.body.splitlines() if line.startswith("$ ")]
-    environ = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "160"}
+    environ = {
+        **os.environ,
+        "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "160",
+    }
     for command in commands:
         done = subprocess.run(
             ["bash", "-c", command],

@@ -1,7 +1,7 @@
 """A reader of the store format, written from docs/format.md alone: it imports nothing of the library.
 
-Slow and small on purpose. Tensors come back as :class:`Array` (bytes and what the format says of them), torch's
-own value types as :class:`Named`.
+Slow and small on purpose. Tensors come back as :class:`Array` (bytes and what the format says of them),
+torch's own value types as :class:`Named`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,10 @@ def columns(data, **expected):
     found = {}
     position = 8 + length
     for name, dtype, count in unpack(data[8:position]):
-        require(dtype in ("|u1", "<u2", "<u4", "<u8", "<i8") and name not in found and count >= 0, f"column {name}")
+        require(
+            dtype in ("|u1", "<u2", "<u4", "<u8", "<i8") and name not in found and count >= 0,
+            f"column {name}",
+        )
         position += -position % 8
         end = position + count * int(dtype[-1])
         require(end <= len(data), f"column {name} is cut short")
@@ -277,7 +280,12 @@ def tree_of(data, tensor=None):
         raise FormatError(f"unknown extension {code}")
 
     found = unpack(
-        data, ext_hook=extension, list_hook=container, object_pairs_hook=pairs, strict_map_key=False, use_list=True
+        data,
+        ext_hook=extension,
+        list_hook=container,
+        object_pairs_hook=pairs,
+        strict_map_key=False,
+        use_list=True,
     )
     require(isinstance(found, dict), "the tree is not a map")
     return found
@@ -311,7 +319,14 @@ class Checkpoint:
         table = columns(
             self._table("layout"),
             **text_columns("name", "component", "alias"),
-            **{"component": "<u4", "dtype": "|u1", "kind": "|u1", "ndim": "|u1", "shape": "<i8", "boxes": "<u4"},
+            **{
+                "component": "<u4",
+                "dtype": "|u1",
+                "kind": "|u1",
+                "ndim": "|u1",
+                "shape": "<i8",
+                "boxes": "<u4",
+            },
             **{"box_offsets": "<i8", "box_sizes": "<i8", "alias_of": "<u4", "chunk_bytes": "<u8"},
         )
         names, components, aliases = (texts(table, name) for name in ("name", "component", "alias"))
@@ -330,7 +345,8 @@ class Checkpoint:
             require(component < len(components) and dtype in DTYPES and kind < len(KINDS), "row out of range")
             cell = cell_of(own, DTYPES[dtype][1], self.chunk_bytes)
             held = [
-                (list(itertools.islice(offsets, ndim)), list(itertools.islice(sizes, ndim))) for _ in range(boxes)
+                (list(itertools.islice(offsets, ndim)), list(itertools.islice(sizes, ndim)))
+                for _ in range(boxes)
             ]
             self._check_cover(own, held)
             chunks = [piece for box in held for piece in cut(*box, cell)]
@@ -383,7 +399,9 @@ class Checkpoint:
         for number, (offsets, sizes) in enumerate(chunks, self.first[row]):
             where, offset, length, codec = self.locations[number]
             require(codec == 0 and length == math.prod(sizes) * itemsize, "codec or length")
-            require(where < len(self.keys) and 0 <= offset <= self.sizes[where] - length, "outside of its object")
+            require(
+                where < len(self.keys) and 0 <= offset <= self.sizes[where] - length, "outside of its object"
+            )
             with (self.root / self.keys[where]).open("rb") as file:
                 file.seek(offset)
                 data = file.read(length)
@@ -433,7 +451,9 @@ class Store:
         return found
 
     def epochs(self, run):
-        found = [open_document(data, "epoch")[1] for _, data in self._documents(f"runs/{run_key(run)}/epochs")]
+        found = [
+            open_document(data, "epoch")[1] for _, data in self._documents(f"runs/{run_key(run)}/epochs")
+        ]
         return sorted(found, key=lambda epoch: field(epoch, "number", int))
 
     def records(self, run):
@@ -445,7 +465,10 @@ class Store:
             require((kind == "commit") == (len(data) >= 128), "the size does not tell the kind")
             require(field(body, "attempt", str) == path.stem, "a record under another key")
             if kind == "commit":
-                require(set(field(body, "tables", dict)) == {"layout", "tree", "digests", "locations", "keys"}, "tables")
+                require(
+                    set(field(body, "tables", dict)) == {"layout", "tree", "digests", "locations", "keys"},
+                    "tables",
+                )
                 found.append(body)
         counting = {}
         for record in sorted(found, key=lambda r: (-r["generation"], r["attempt"])):

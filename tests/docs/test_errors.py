@@ -9,7 +9,9 @@ from ckptstore import errors
 from tests.docs.pages import DOCS
 
 PAGE = (DOCS / "errors.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| ((?:· )*)`(\w+)`(?: \(`(\w+)`\))? \| `([\w-]+)` \| (\d+) \| (.+?) \| (.*?) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(
+    r"^\| ((?:· )*)`(\w+)`(?: \(`(\w+)`\))? \| `([\w-]+)` \| (\d+) \| (.+?) \| (.*?) \|$", PAGE, re.MULTILINE
+)
 CODES = [int(code) for code in re.findall(r"^\| (\d+) \| ", PAGE, re.MULTILINE)]
 CLASSES = {
     name: found
@@ -32,7 +34,9 @@ def test_a_row_is_true(row):
     if builtin:
         assert builtin in {base.__name__ for base in found.__bases__}
     else:
-        assert all(issubclass(base, errors.CkptstoreError) for base in found.__bases__) or found.__bases__ == (Exception,)
+        assert all(
+            issubclass(base, errors.CkptstoreError) for base in found.__bases__
+        ) or found.__bases__ == (Exception,)
 
 
 def test_the_indentation_is_the_tree():

@@ -1,7 +1,8 @@
-"""docs/format.md is enough to write a reader from: an independent one reads exactly what the library saved."""
+"""docs/format.md is enough to write a reader from: an independent one reads exactly what was saved."""
 
 import ast
 import collections
+import dataclasses
 import datetime
 import decimal
 import math
@@ -54,13 +55,25 @@ def all_values():
         "deque": collections.deque([1, 2], maxlen=3),
         "slice": slice(1, None, 2),
         "range": range(2, 9, 3),
-        "numpy": [np.float32(1.5), np.int8(-3), np.datetime64("2026-01-02", "D"), np.bool_(True), np.complex64(1j)],
+        "numpy": [
+            np.float32(1.5),
+            np.int8(-3),
+            np.datetime64("2026-01-02", "D"),
+            np.bool_(True),
+            np.complex64(1j),
+        ],
         "when": datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC),
         "zoned": datetime.datetime(2026, 7, 2, 3, fold=1, tzinfo=zoneinfo.ZoneInfo("UTC")),
         "day": [datetime.date(2026, 1, 2), datetime.time(3, 4), datetime.timedelta(-1, 2, 3)],
         "path": [pathlib.Path("a/b"), pathlib.PureWindowsPath("c:\\d")],
         "id": [uuid.UUID(int=5), decimal.Decimal("1.20"), ..., np.dtype("<M8[s]")],
-        "torch": [torch.bfloat16, torch.device("cuda:1"), torch.Size([2, 3]), torch.channels_last, torch.strided],
+        "torch": [
+            torch.bfloat16,
+            torch.device("cuda:1"),
+            torch.Size([2, 3]),
+            torch.channels_last,
+            torch.strided,
+        ],
     }
 
 
@@ -239,7 +252,9 @@ def test_the_reader_finds_a_flipped_bit_in_every_object(copy):
 def test_the_hex_example_is_what_the_code_writes():
     shown = re.search(r"```text\n(0000 .*?)```", PAGE, re.DOTALL)[1]
     data = b"".join(bytes.fromhex(line[6:53]) for line in shown.splitlines())
-    two = tables.Locations(np.array([0, 0]), np.array([0, 40]), np.array([40, 12]), np.array([0, 0], np.uint8))
+    two = tables.Locations(
+        np.array([0, 0]), np.array([0, 40]), np.array([40, 12]), np.array([0, 0], np.uint8)
+    )
     assert data == two.encode()
     assert len(data) == 106
 
@@ -249,13 +264,17 @@ def test_the_dtype_table_is_complete():
     assert {(int(code), name, int(size)) for code, name, size in rows} == {
         (dtype.code, dtype.name, dtype.itemsize) for dtype in dtypes.BY_CODE.values()
     }
-    assert reader.DTYPES == {dtype.code: (dtype.name, dtype.itemsize) for dtype in dtypes.BY_CODE.values()}
+    assert {dtype.code: (dtype.name, dtype.itemsize) for dtype in dtypes.BY_CODE.values()} == reader.DTYPES
 
 
 def test_every_field_of_a_record_is_described():
-    import dataclasses
-
-    for kind in (record.CommitRecord, record.EpochDoc, record.IntentDoc, record.Note, record.ComponentSummary):
+    for kind in (
+        record.CommitRecord,
+        record.EpochDoc,
+        record.IntentDoc,
+        record.Note,
+        record.ComponentSummary,
+    ):
         for found in dataclasses.fields(kind):
             assert f"`{found.name}`" in PAGE, f"{kind.__name__}.{found.name}"
     for kind in (*record.NOTE_KINDS, *record.INTENT_KINDS, *record.TABLE_NAMES, *layout.KINDS[:1]):
@@ -275,7 +294,8 @@ def test_the_run_key_example():
 
 
 @pytest.mark.parametrize(
-    ("shape", "itemsize"), [((1000, 6), 4), ((3, 700), 4), ((), 8), ((5, 0, 3), 4), ((2, 3, 4, 5), 2), ((7, 1025), 1)]
+    ("shape", "itemsize"),
+    [((1000, 6), 4), ((3, 700), 4), ((), 8), ((5, 0, 3), 4), ((2, 3, 4, 5), 2), ((7, 1025), 1)],
 )
 def test_the_grid_is_the_librarys(shape, itemsize):
     cell = boxes.cell_shape(shape, itemsize, CHUNK_BYTES)

@@ -8,19 +8,29 @@ from tests.docs.pages import DOCS, PAGES, ROOT, fences, run_page
 
 pytest.importorskip("torch")
 
-RUN = [ROOT / "README.md", DOCS / "tutorial.md", DOCS / "concepts.md", DOCS / "reliability.md", DOCS / "errors.md"]
+RUN = [
+    ROOT / "README.md",
+    DOCS / "tutorial.md",
+    DOCS / "concepts.md",
+    DOCS / "reliability.md",
+    DOCS / "errors.md",
+]
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
-def test_what_a_page_shows_works(page, tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path, monkeypatch):
+    """A reader's first day: an empty directory, and no settings."""
     monkeypatch.chdir(tmp_path)
     for name in ("CKPTSTORE", "CKPTSTORE_MANIFEST", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("page", RUN[1:], ids=lambda page: page.name)
+def test_what_a_page_shows_works(page, tmp_path):
     run_page(page, tmp_path)
 
 
-def test_the_readme_resumes_where_it_stopped_and_finds_its_best(tmp_path, monkeypatch):
-    monkeypatch.delenv("CKPTSTORE", raising=False)
+def test_the_readme_works_and_its_training_resumes_where_it_stopped(tmp_path):
     printed = run_page(ROOT / "README.md", tmp_path)
     assert printed["python train.py 100"] == "starting after step 0\n"
     assert printed["python train.py 200"] == "starting after step 100\n"

@@ -35,7 +35,9 @@ def raw(tensor):
     """The bytes of a strided tensor or an array, row-major."""
     if isinstance(tensor, np.ndarray):
         return np.ascontiguousarray(tensor).tobytes()
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    # A tensor of one element counts as contiguous whatever its strides, and still cannot be viewed as bytes.
+    tensor = tensor.clone(memory_format=torch.contiguous_format).reshape(-1)
     return tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 

@@ -1,0 +1,153 @@
+"""Writing what ``torch.save`` writes, without ever holding the tensors.
+
+The archive is a zip: ``data.pkl`` with the tree, where a tensor is (storage key, shape, strides), and one
+member per storage. ``torch.load(weights_only=True)`` reads it; only types that it accepts are written.
+Format: https://docs.pytorch.org/docs/stable/notes/serialization.html
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from ckptstore.errors import UnsupportedValueError
+from ckptstore.model.values import show_path
+from ckptstore.transfer.files import NewFile, os_errors
+from ckptstore.transfer.flat import Pump
+from ckptstore.transfer.pick import Entry
+from ckptstore.transfer.zips import ZipWriter
+
+_ROOT = "archive"
+_ALIGN = 64
+
+_STORAGES = {
+    "bool": "BoolStorage",
+    "uint8": "ByteStorage",
+    "int8": "CharStorage",
+    "int16": "ShortStorage",
+    "int32": "IntStorage",
+    "int64": "LongStorage",
+    "float16": "HalfStorage",
+    "bfloat16": "BFloat16Storage",
+    "float32": "FloatStorage",
+    "float64": "DoubleStorage",
+    "complex64": "ComplexFloatStorage",
+    "complex128": "ComplexDoubleStorage",
+}
+"""Dtypes with a storage class of their own; torch writes the others by dtype."""
+
+
+class Place:
+    """Stands in the tree for an entry; pickled as a tensor whose storage is member `key`."""
+
+    __slots__ = ("entry", "key")
+
+    def __init__(self, entry: Entry, key: int) -> None:
+        self.entry = entry
+        self.key = key
+
+
+class _Storage:
+    __slots__ = ("place",)
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, _Storage):
+            return None
+        import torch
+
+        entry, key = obj.place.entry, str(obj.place.key)
+        if entry.dtype.name in _STORAGES:
+            kind = getattr(torch, _STORAGES[entry.dtype.name])
+            return ("storage", kind, key, "cpu", entry.nbytes // entry.dtype.itemsize)
+        return ("storage", torch.UntypedStorage, key, "cpu", entry.nbytes)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Place):
+            return NotImplemented
+        import torch
+
+        entry = obj.entry
+        arguments: tuple[Any, ...] = (
+            _Storage(obj),
+            0,
+            entry.shape,
+            _strides(entry.shape),
+            False,
+            collections.OrderedDict(),
+        )
+        if entry.dtype.name in _STORAGES:
+            return torch._utils._rebuild_tensor_v2, arguments
+        return torch._utils._rebuild_tensor_v3, (*arguments, getattr(torch, entry.dtype.name))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def pickled(tree: Any) -> bytes:
+    """The tree, its tensors as :class:`Place`.
+
+    Raises:
+        UnsupportedValueError: names what ``torch.load(weights_only=True)`` would refuse.
+    """
+    _check(tree, ())
+    out = io.BytesIO()
+    _Pickler(out, protocol=2).dump(tree)
+    return out.getvalue()
+
+
+def _check(value: Any, path: tuple[Any, ...]) -> None:
+    import torch
+
+    kind = type(value)
+    if kind in (dict, collections.OrderedDict):
+        for key, item in value.items():
+            _check(key, (*path, key))
+            _check(item, (*path, key))
+    elif kind in (list, tuple):
+        for i, item in enumerate(value):
+            _check(item, (*path, i))
+    elif kind is collections.Counter or kind is set:
+        for item in value:
+            _check(item, path)
+    elif value is not None and kind not in (
+        *(Place, bool, int, float, complex, str, bytes, bytearray),
+        *(torch.Size, torch.dtype, torch.device),
+    ):
+        raise UnsupportedValueError(
+            f"{show_path(path)} is of type {kind.__module__}.{kind.__qualname__}, which "
+            "torch.load(weights_only=True) refuses",
+            path=show_path(path),
+            hint="exclude it",
+        )
+
+
+def write_into(file: NewFile, tree: bytes, entries: Sequence[Entry], pump: Pump) -> int:
+    """Writes the file, durable but not yet published; returns its size.
+
+    Args:
+        tree: what :func:`pickled` made.
+        entries: in the order of their keys.
+    """
+    with os_errors(f"cannot write {file.path}"):
+        archive = ZipWriter(file.file, align=_ALIGN)
+        archive.add(f"{_ROOT}/data.pkl", [tree])
+        archive.add(f"{_ROOT}/byteorder", [b"little"])
+        for key, (_, pieces) in enumerate(pump.by_entry(entries)):
+            archive.add(f"{_ROOT}/data/{key}", pieces)
+        archive.add(f"{_ROOT}/version", [b"3\n"])
+        archive.close()
+        return file.finish()
