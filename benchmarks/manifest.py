@@ -41,7 +41,9 @@ _CHANGED = 4  # one tensor of so many changes from checkpoint to checkpoint
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--checkpoints", type=int, default=10_000)
     parser.add_argument("--tensors", type=int, default=2_000)
     parser.add_argument("--runs", type=int, default=10)
@@ -84,9 +86,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
             seconds[f"question {question.name}"] = timed(ask, options.repeats)
         seconds["refresh"] = timed(store.catalog.refresh, options.repeats)
-        seconds["answers only: runs"] = timed(
-            lambda: store.catalog.ask(lambda m: m.runs()), options.repeats
-        )
+        seconds["answers only: runs"] = timed(lambda: store.catalog.ask(lambda m: m.runs()), options.repeats)
         seconds["answers only: checkpoints"] = timed(
             lambda: store.catalog.ask(lambda m: m.checkpoints()), options.repeats
         )
@@ -97,7 +97,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "show": ["show", f"{name_of(0)}@latest"],
     }.items():
         seconds[name] = timed(lambda arguments=arguments: command(place, arguments), options.repeats)  # type: ignore[misc]
-    limit_of = {name: LIMITS.get(name, LIMITS["question"] if name[:8] == "question" else None) for name in seconds}
+    limit_of = {
+        name: LIMITS.get(name, LIMITS["question"] if name[:8] == "question" else None) for name in seconds
+    }
     return {
         "checkpoints": options.checkpoints,
         "tensors": options.tensors,
@@ -221,7 +223,9 @@ def record_of(run: str, epoch: EpochDoc, number: int, tensors: int, rows: Tensor
         timings={"prepare": 0.01, "write": 2.5, "tables": 0.02, "sync": 0.3},
         components=(
             ComponentSummary("model", tensors // 3, tensors // 3, tensors // 3 * _BYTES, new // 3, 0),
-            ComponentSummary("optimizer", tensors - tensors // 3, tensors, tensors * _BYTES, new - new // 3, 0),
+            ComponentSummary(
+                "optimizer", tensors - tensors // 3, tensors, tensors * _BYTES, new - new // 3, 0
+            ),
         ),
         tables={name: TableRef(digest_of(b""), 0, b"") for name in TABLE_NAMES},
     )

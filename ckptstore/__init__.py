@@ -9,17 +9,18 @@ Example:
     run.save(step, state, metrics={"loss": loss})
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from ckptstore._version import __version__
-from ckptstore.checkpoint import Checkpoint, RestoreReport
-from ckptstore.errors import CkptstoreError
-from ckptstore.model.targets import LOAD, Opaque, TensorSpec
-from ckptstore.pending import PendingSave
-from ckptstore.run import Run
-from ckptstore.store import Store, init, open
 
 if TYPE_CHECKING:
+    from ckptstore.checkpoint import Checkpoint, RestoreReport
+    from ckptstore.errors import CkptstoreError
+    from ckptstore.model.targets import LOAD, Opaque, TensorSpec
+    from ckptstore.pending import PendingSave
+    from ckptstore.run import Run
+    from ckptstore.store import Store, init, open
     from ckptstore.torch import TrainState
 
 __all__ = [
@@ -38,11 +39,30 @@ __all__ = [
     "open",
 ]
 
+_HOMES = {
+    "Checkpoint": "checkpoint",
+    "CkptstoreError": "errors",
+    "LOAD": "model.targets",
+    "Opaque": "model.targets",
+    "PendingSave": "pending",
+    "RestoreReport": "checkpoint",
+    "Run": "run",
+    "Store": "store",
+    "TensorSpec": "model.targets",
+    "TrainState": "torch",
+    "init": "store",
+    "open": "store",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """TrainState needs torch, which is imported when it is first asked for."""
-    if name == "TrainState":
-        from ckptstore.torch import TrainState
+    """Public names are imported when first asked for: a command starts fast, and torch comes late."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return found
 
-        return TrainState
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

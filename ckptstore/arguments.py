@@ -26,8 +26,12 @@ def check_metrics(metrics: Mapping[str, int | float]) -> dict[str, int | float]:
 
 def _number(name: str, value: Any) -> int | float:
     """A metric as a plain int or float; a tensor or array of one element counts as its number."""
-    item = getattr(value, "item", None)
-    number = item() if callable(item) and getattr(value, "ndim", 0) == 0 else value
+    number = value
+    if callable(getattr(value, "item", None)):
+        try:
+            number = value.item()
+        except (ValueError, RuntimeError):
+            raise UsageError(f"metric {name!r} has more than one element", hint="pass one number") from None
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise UsageError(
             f"metric {name!r} must be a number, not {type(value).__name__}", hint="pass float(value)"

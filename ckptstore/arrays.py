@@ -152,8 +152,10 @@ def rebuild_composite(composite: Composite) -> Any:
         layout, shape, coalesced = composite.head
         parts = [composite.parts[name] for name in _SPARSE_PARTS[layout]]
         if layout == "sparse_coo":
-            return torch.sparse_coo_tensor(*parts, size=shape, is_coalesced=coalesced or None)
-        return getattr(torch, f"{layout}_tensor")(*parts, size=shape)
+            return torch.sparse_coo_tensor(
+                *parts, size=shape, is_coalesced=coalesced or None, check_invariants=True
+            )
+        return getattr(torch, f"{layout}_tensor")(*parts, size=shape, check_invariants=True)
     class_path, context, shape, stride = composite.head
     module, _, name = class_path.rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
@@ -262,6 +264,14 @@ def raw_view(value: Any) -> npt.NDArray[Any] | None:
     return cast("npt.NDArray[Any]", integers.numpy().view(_RAW[integers.element_size()]))
 
 
+def unwritable(value: Any) -> str | None:
+    """Why a target cannot be filled in place, or None when it can."""
+    if isinstance(value, np.ndarray):
+        return None if value.flags.writeable else "the array here is read-only"
+    overlaps = any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+    return "elements of the tensor here share memory (expanded); clone it first" if overlaps else None
+
+
 def raw_dtype(itemsize: int) -> np.dtype[Any]:
     """The integer dtype that stands for any element of this size."""
     return _RAW[itemsize]
@@ -274,7 +284,9 @@ def from_raw(raw: npt.NDArray[Any], kind: str, dtype: DType, shape: Shape, detai
         UnsupportedValueError: this torch or numpy does not know the dtype.
     """
     if kind == "numpy":
-        return raw.view(_numpy_dtype(detail or dtype.name)).reshape(shape)
+        wanted = _numpy_dtype(detail or dtype.name)
+        stored = raw.view(wanted.newbyteorder("<")).reshape(shape)
+        return stored if wanted.byteorder != ">" else stored.astype(wanted)
     torch = _torch()
     if torch is None:
         import torch

@@ -35,6 +35,9 @@ log = logging.getLogger("ckptstore")
 
 T = TypeVar("T")
 
+_BUSY_SECONDS = 10.0
+"""A person at a terminal waits; after this the answers come from the tier itself."""
+
 _EMPTY = Layout((), (), 1)
 
 
@@ -64,9 +67,14 @@ class Catalog:
         if where.path is None:
             return self._prepared(Manifest.open(None, store_uuid=uuid))
         try:
-            manifest = Manifest.open(where.path, store_uuid=uuid, read_only=where.read_only)
+            manifest = Manifest.open(
+                where.path, store_uuid=uuid, read_only=where.read_only, busy_seconds=_BUSY_SECONDS
+            )
             return manifest if where.read_only else self._prepared(manifest)
         except ManifestUnusable as error:
+            if error.reason == "wrong-store":
+                log.warning("%s; a manifest in memory is used: end $CKPTSTORE_MANIFEST in '/'", error.message)
+                return self._prepared(Manifest.open(None, store_uuid=uuid))
             if not where.read_only:
                 log.warning("the manifest is made anew: %s", error.message)
                 try:
@@ -116,7 +124,7 @@ class Catalog:
         for key in run_keys:
             self._refresh_run(key)
         if run_key is None:
-            self._refresh_pins()
+            self.refresh_pins()
 
     def rebuild(self) -> None:
         """Empties the manifest and reads everything again."""
@@ -161,16 +169,16 @@ class Catalog:
         if named is None:
             return None
         known = self.ask(lambda m: m.known_attempts(uuid, run_key))
+        sizes = self.ask(lambda m: m.record_sizes(uuid, run_key))
         listed: dict[str, bool] = {}
         records: list[tuple[CommitRecord, LayoutRows, TensorRows, int]] = []
         ends: list[CommitEnd] = []
         unreadable: dict[str, CkptstoreError] = {}
         for attempt, info in commits.list_commits(tier, run_key):
-            is_end = info.size_bytes < END_LIMIT_BYTES
             listed[attempt] = True
-            if known.get(attempt) == "record" and not is_end:
+            if known.get(attempt) == "record" and info.size_bytes == sizes.get(attempt):
                 continue
-            if known.get(attempt) in ("void", "gone"):
+            if known.get(attempt) in ("void", "gone") and info.size_bytes < END_LIMIT_BYTES:
                 continue
             try:
                 found = commits.read_commit(tier, run_key, attempt)
@@ -261,7 +269,8 @@ class Catalog:
                 (), (), (), ()
             )
 
-    def _refresh_pins(self) -> None:
+    def refresh_pins(self) -> None:
+        """Puts in which intents pin what."""
         uuid = self._tier.marker.tier_uuid
         found = list(intents.list_intents(self._tier))
         seen = {(row.intent, row.attempt) for row in self.ask(lambda m: m.pins()) if row.tier_uuid == uuid}

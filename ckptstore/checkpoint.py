@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptstore.errors import NotFoundError, PermissionDeniedError, UsageError
-from ckptstore.load.load import StoredTensor, load
+from ckptstore.load.load import StoredTensor, StoredTensors, load
 from ckptstore.load.restore import Filled, restore
 from ckptstore.load.select import Globs, Rename, Selection
 from ckptstore.model.history import Entry
@@ -104,6 +104,16 @@ class Checkpoint:
         return self._entry.facts.restorable
 
     @property
+    def damaged_reason(self) -> str | None:
+        """What was found damaged, if anything."""
+        return self._entry.facts.damaged_reason
+
+    @property
+    def invalid_reason(self) -> str | None:
+        """Why it was marked invalid, if it was."""
+        return self._entry.facts.invalid_reason
+
+    @property
     def metrics(self) -> Mapping[str, int | float]:
         """Those given at save, overlaid by later annotations."""
         return self._entry.facts.metrics
@@ -167,10 +177,7 @@ class Checkpoint:
     @functools.cached_property
     def tensors(self) -> Mapping[str, StoredTensor]:
         """Its tensors by name, aliases included; read on demand: ``ckpt.tensors[name][0:100]``."""
-        return {
-            name: StoredTensor(self._tier, self.contents, index)
-            for name, index in sorted(self.contents.layout.by_name.items())
-        }
+        return StoredTensors(self._tier, self.contents)
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.run!r} step {self.step}, {self.state}, {self.id}>"

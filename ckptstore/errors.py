@@ -72,6 +72,12 @@ class NotFoundError(CkptstoreError, LookupError):
     exit_code = 13
 
 
+class TensorNotFoundError(NotFoundError, KeyError):
+    """The checkpoint has no tensor of this name; similar names are given."""
+
+    kind = "no-such-tensor"
+
+
 class NothingRestorableError(NotFoundError):
     """Checkpoints exist, but none of them can be restored; never confused with "none yet"."""
 

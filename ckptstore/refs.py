@@ -14,12 +14,14 @@ def check_tag(tag: object) -> str:
     """A tag that no REF can mistake for something else.
 
     Raises:
-        UsageError: it is a number, a reserved word, empty, or holds ``@`` or ``:``.
+        UsageError: it is a number, a reserved word or empty, begins like ``min:loss``, or holds ``@``.
     """
     if not isinstance(tag, str) or not tag or len(tag) > 200:
         raise UsageError(f"a tag must be a str of 1 to 200 characters, not {tag!r}")
     if _STEP.fullmatch(tag) or tag in RESERVED or tag.startswith(("min:", "max:")):
         raise UsageError(f"{tag!r} cannot be a tag: it would read as a step or a reserved word")
+    if "@" in tag:
+        raise UsageError(f"tag {tag!r} holds '@', which divides run and tag in a REF")
     if any(not char.isprintable() for char in tag) or tag != tag.strip():
         raise UsageError(f"tag {tag!r} has unprintable characters or blanks at its ends")
     return tag

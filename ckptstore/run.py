@@ -89,11 +89,11 @@ class Run(RunResume):
             base = [session.base] if session.base is not None else []
             others = [checkpoint.contents for checkpoint in bases]
             saved = save(self._tier, session, request, flat, [*base, *others])
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it is the pending save's to tell
             self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)
             pending.fail(error)
             if not isinstance(error, CkptstoreError):
-                raise
+                pending.raise_error()  # an interrupt, or a fault of our own: told here and now
         else:
             self._finish(pending, session, saved)
         pending.blocked_seconds = self._tier.environment.monotonic() - started

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +20,7 @@ from ckptstore.errors import (
 from ckptstore.load.select import Globs, Rename
 from ckptstore.model import history
 from ckptstore.model.history import Entry
-from ckptstore.model.ids import Attempt, check_step
+from ckptstore.model.ids import check_step
 from ckptstore.model.record import EpochDoc
 from ckptstore.run_notes import RunNotes
 from ckptstore.run_view import states
@@ -130,8 +129,10 @@ class RunResume(RunNotes):
                 cause = error.__cause__ if isinstance(error, PartlyRestoredError) else error
                 if not fallback or not isinstance(cause, (DamageError, NotFoundError)):
                     raise
-                log.error("step %d of run %r cannot be restored: %s", entry.step, self.name, error.message)
-                passed_over.append(f"step {entry.step}: {error.message}")
+                if isinstance(error, PartlyRestoredError) and not strict:
+                    raise  # an older one may lack names that were filled already: that would be a mixture
+                log.error("step %d of run %r cannot be restored: %s", entry.step, self.name, cause.message)
+                passed_over.append(f"step {entry.step}: {cause.message}")
                 if entry is candidates[-1]:
                     raise
                 continue
@@ -166,17 +167,8 @@ class RunResume(RunNotes):
             facts = entry.facts
             reason = facts.damaged_reason or facts.invalid_reason or ""
             lines.append(f"step {entry.step}: {facts.state}" + (f" ({reason})" if reason else ""))
-        number_of = {epoch.session: epoch.number for epoch in epochs}
-        for attempt, error in self._store.catalog.unreadable.get(self.key, {}).items():
-            parsed = Attempt.parse(attempt)
-            place = (number_of.get(parsed.session, math.inf), parsed.number)
-            if newest is not None and place < newest.order:
-                continue
-            if not fallback:
-                raise DamageError(
-                    f"run {self.name!r}: the record of step {parsed.step}, the newest, cannot be read: "
-                    f"{error}",
-                    hint="restore(fallback=True) takes the one before; `ckptstore verify` names all damage",
-                )
-            lines.append(f"step {parsed.step}: its record cannot be read")
+        unreadable = self._unreadable_after(newest, epochs)
+        if unreadable and not fallback:
+            raise self._newest_is_unreadable(*unreadable[0])
+        lines += [f"step {attempt.step}: its record cannot be read" for attempt, _ in unreadable]
         return lines

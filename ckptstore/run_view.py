@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ckptstore import refs
 from ckptstore.catalog import similar
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import ConflictError, NotFoundError, NothingRestorableError, UsageError
+from ckptstore.errors import (
+    CkptstoreError,
+    ConflictError,
+    DamageError,
+    NotFoundError,
+    NothingRestorableError,
+    UsageError,
+)
 from ckptstore.model import history
 from ckptstore.model.history import Entry
-from ckptstore.model.ids import check_name, check_step
+from ckptstore.model.ids import Attempt, check_name, check_step
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import EpochDoc
 from ckptstore.tier import layout
@@ -52,8 +60,16 @@ class RunView:
 
     @property
     def latest(self) -> Checkpoint | None:
-        """The newest restorable checkpoint; None when there is none."""
-        found = history.latest(*self._history())
+        """The newest restorable checkpoint; None when there is none.
+
+        Raises:
+            DamageError: a record that cannot be read may be newer.
+        """
+        entries, epochs = self._history()
+        found = history.latest(entries, epochs)
+        unreadable = self._unreadable_after(found, epochs)
+        if unreadable:
+            raise self._newest_is_unreadable(*unreadable[0])
         return None if found is None else self._checkpoint(found)
 
     def best(self, metric: str, mode: str) -> Checkpoint | None:
@@ -132,6 +148,29 @@ class RunView:
         return (
             catalog.ask(lambda manifest: manifest.history(self.key)),
             catalog.ask(lambda manifest: manifest.sessions(self.key)),
+        )
+
+    def _unreadable_after(
+        self, newest: Entry | None, epochs: list[EpochDoc]
+    ) -> list[tuple[Attempt, CkptstoreError]]:
+        """Commit records that are there, cannot be read, and may be newer than `newest`.
+
+        Their names tell session and call, so what is surely older is left out.
+        """
+        number_of = {epoch.session: epoch.number for epoch in epochs}
+        found = []
+        for text, error in self._store.catalog.unreadable.get(self.key, {}).items():
+            attempt = Attempt.parse(text)
+            place = (number_of.get(attempt.session, math.inf), attempt.number)
+            if newest is None or place >= newest.order:
+                found.append((attempt, error))
+        return found
+
+    def _newest_is_unreadable(self, attempt: Attempt, error: CkptstoreError) -> DamageError:
+        return DamageError(
+            f"run {self.name!r}: the record of step {attempt.step}, perhaps the newest, cannot be read: "
+            f"{error.message}",
+            hint="restore(fallback=True) takes the one before; `ckptstore verify` names all damage",
         )
 
     def _checkpoint(self, entry: Entry) -> Checkpoint:

@@ -215,8 +215,11 @@ def open(
             ) from None
         try:
             tier = Tier.create(backend, env, chunk_bytes=chunk_bytes)
-        except ConflictError:
-            tier = Tier.open(backend, env)  # made by another process just now, or not a place for a store
+        except ConflictError as conflict:
+            try:
+                tier = Tier.open(backend, env)  # made by another process just now
+            except StoreNotFoundError:
+                raise conflict from None
     if config.store_uuid is not None and config.store_uuid != tier.marker.store_uuid:
         raise WrongStoreError(
             f"the store at {backend.url} is {tier.marker.store_uuid}, not {config.store_uuid} as configured",

@@ -317,9 +317,10 @@ class Verifier:
 
     def _note(self, target: Target, kind: NoteKind, data: Mapping[str, Any]) -> None:
         entry = target.entry
-        notes.add_note(
+        note = notes.add_note(
             self._tier, target.run, target.run_key, entry.checkpoint, kind, data, attempt=entry.attempt
         )
+        notes.drop_earlier(self._tier, target.run_key, note)
 
 
 def check_share(share: tuple[int, int] | None) -> None:

@@ -24,7 +24,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("catalog", "config", "refs", "arguments", "torch", "pending", "checkpoint", "testing"),
     ("run_view", "run_notes", "run_resume", "run"),
-    ("store", "doctor"),
+    ("store",),
+    ("doctor", "transfer", "inspect"),
     ("", "demo"),
     ("cli", "__main__"),
 )

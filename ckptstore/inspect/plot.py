@@ -93,7 +93,9 @@ def _draw(figure_class: Any, name: str, rows: list[CheckpointRow], metrics: tupl
     axes[-1].set_xlabel("step", fontsize=9)
     logical, new = sum(row.logical_bytes for row in rows), sum(row.new_bytes for row in rows)
     unit, word = _unit(logical)
-    title = f"{_plain(name)}: {len(rows)} checkpoints, {new / unit:.1f} of {logical / unit:.1f} {word} written"
+    title = (
+        f"{_plain(name)}: {len(rows)} checkpoints, {new / unit:.1f} of {logical / unit:.1f} {word} written"
+    )
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     return figure
 
@@ -139,8 +141,13 @@ def _kept(axis: Any, rows: list[CheckpointRow]) -> None:
     axis.set_title("kept steps", loc="left", fontsize=9, pad=4)
     if states != ["ok"]:
         axis.legend(
-            loc="lower right", bbox_to_anchor=(1, 1), ncols=len(states), fontsize=7.5, frameon=False,
-            handletextpad=0.1, borderaxespad=0,
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncols=len(states),
+            fontsize=7.5,
+            frameon=False,
+            handletextpad=0.1,
+            borderaxespad=0,
         )
 
 
@@ -172,8 +179,15 @@ def _finish_bars(axis: Any, title: str, entries: int) -> None:
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.7)
     axis.set_axisbelow(True)
     axis.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), ncols=min(entries, 7), fontsize=7.5, frameon=False,
-        handlelength=1, handletextpad=0.4, columnspacing=1.0, borderaxespad=0,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=min(entries, 7),
+        fontsize=7.5,
+        frameon=False,
+        handlelength=1,
+        handletextpad=0.4,
+        columnspacing=1.0,
+        borderaxespad=0,
     )
 
 

@@ -228,9 +228,7 @@ class _Norm:
         return self._scale * math.sqrt(self._total)
 
 
-def _both(
-    a: npt.NDArray[np.bool_] | None, b: npt.NDArray[np.bool_] | None
-) -> npt.NDArray[np.bool_] | slice:
+def _both(a: npt.NDArray[np.bool_] | None, b: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | slice:
     if a is None or b is None:
         found = a if b is None else b
         return slice(None) if found is None else found

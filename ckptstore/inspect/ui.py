@@ -165,7 +165,9 @@ def _example(store: Store) -> dict[str, str]:
     for row in query(store, sql, {"run": run}).rows:
         example["tensor"] = str(row[0])
         break
-    for row in query(store, "SELECT metric FROM v_metrics WHERE run = ? ORDER BY metric LIMIT 1", (run,)).rows:
+    for row in query(
+        store, "SELECT metric FROM v_metrics WHERE run = ? ORDER BY metric LIMIT 1", (run,)
+    ).rows:
         example["metric"] = str(row[0])
     return example
 

@@ -191,7 +191,9 @@ def _by_component(
     logical = []
     for cell in cells.tolist():
         component = cell % width + TABLES
-        logical.append(0 if component == TABLES else groups[cell // width].components.get(names[component], 0))
+        logical.append(
+            0 if component == TABLES else groups[cell // width].components.get(names[component], 0)
+        )
     found: dict[int, dict[str | None, Sizes]] = {}
     for cell, sizes in zip(cells.tolist(), _sizes(census, place, logical), strict=True):
         component = cell % width + TABLES

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ckptstore import arrays
-from ckptstore.errors import NotFoundError, UsageError
+from ckptstore.errors import NotFoundError, TensorNotFoundError, UsageError
 from ckptstore.load.build import Blob, Builder
 from ckptstore.load.fetch import Fetched, Fetcher
 from ckptstore.load.plan import Want
@@ -180,3 +182,33 @@ class StoredTensor:
             sizes.append(1)
             squeezed.add(dim)
         return Box(tuple(offsets), tuple(sizes)), squeezed
+
+
+class StoredTensors(Mapping[str, StoredTensor]):
+    """The tensors of a checkpoint by name, aliases included, in name order; nothing is read to look."""
+
+    def __init__(self, tier: Tier, contents: Contents) -> None:
+        self._tier = tier
+        self._contents = contents
+        self._index = contents.layout.by_name
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        """The tensor of that name.
+
+        Raises:
+            TensorNotFoundError: there is none; similar names are given.
+        """
+        index = self._index.get(name)
+        if index is None:
+            near = ", ".join(repr(other) for other in difflib.get_close_matches(str(name), self._index, n=3))
+            raise TensorNotFoundError(
+                f"{self._contents} has no tensor {name!r}",
+                hint=f"similar: {near}" if near else "`ckptstore show --tensors` lists the names",
+            )
+        return StoredTensor(self._tier, self._contents, index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._index))
+
+    def __len__(self) -> int:
+        return len(self._index)

@@ -150,7 +150,7 @@ class _Matcher:
         shown = "\n  ".join(problems[:_SHOWN])
         more = f"\n  ... and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise StateMismatchError(
-            f"{self._contents} does not fit this state; nothing was loaded:\n  {shown}{more}\n",
+            f"{self._contents} does not fit this state; nothing was loaded:\n  {shown}{more}",
             problems=problems,
             hint=self._hint(),
         )
@@ -185,6 +185,10 @@ class _Matcher:
                 f"{name}: dtype {info.dtype.name} here, {tensor.dtype.name} in the checkpoint "
                 f"(cast={name!r} converts it)"
             )
+            return
+        unwritable = arrays.unwritable(value)
+        if unwritable is not None:
+            self._problems.append(f"{name}: {unwritable}")
             return
         if info.tie is not None and self._is_filled_already(info.tie, index, name):
             return

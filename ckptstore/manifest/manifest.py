@@ -126,6 +126,12 @@ class Manifest(Database):
         """Attempt -> "record", "void" or "gone", of every commit key that was put."""
         return self.read(lambda c: {row[0]: row[1] for row in _of(c, _KNOWN_ATTEMPTS, tier_uuid, run_key)})
 
+    def record_sizes(self, tier_uuid: str, run_key: str) -> dict[str, int]:
+        """Attempt -> bytes of its commit record, as it was put: another size now means another content."""
+        return self.read(
+            lambda c: dict(c.execute(_RECORD_SIZES, {"tier": tier_uuid, "run": run_key}).fetchall())
+        )
+
     def known_notes(self, tier_uuid: str, run_key: str) -> set[str]:
         """Keys of the notes that were put."""
         return self.read(lambda c: {row[0] for row in _of(c, _KNOWN_NOTES, tier_uuid, run_key)})
@@ -393,6 +399,7 @@ _OF = "JOIN tiers USING (tier_id) JOIN runs USING (run_id) WHERE tier_uuid = :ti
 _KNOWN_ATTEMPTS = (
     f"SELECT attempt, 'record' FROM replicas {_OF} UNION ALL SELECT attempt, kind FROM ends {_OF}"
 )
+_RECORD_SIZES = f"SELECT attempt, record_bytes FROM replicas {_OF}"
 _KNOWN_NOTES = f"SELECT note_key FROM notes {_OF}"
 _KNOWN_DOOMS = f"SELECT attempt FROM dooms {_OF}"
 

@@ -95,13 +95,19 @@ class Rows:
     def __iter__(self) -> Iterator[Row]:
         for batch in self._batches:
             yield from batch
-        if self._spool is not None:
+        if self._spool is None:
+            return
+        with self._spool:
             self._spool.seek(0)
-            limit = 2**31 - 1
-            for batch in msgpack.Unpacker(
-                self._spool, use_list=False, unicode_errors="surrogatepass", max_buffer_size=limit
-            ):
+            batches = msgpack.Unpacker(
+                self._spool, use_list=False, unicode_errors="surrogatepass", max_buffer_size=2**31 - 1
+            )
+            for batch in batches:
                 yield from batch
+
+    def __del__(self) -> None:
+        if self._spool is not None:  # nobody took the rows, or not all
+            self._spool.close()
 
 
 def run_query(
@@ -146,9 +152,7 @@ def _open(manifest: Manifest) -> sqlite3.Connection:
 class _Run:
     """One query on one connection."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, path: Path | None, sql: str, seconds: float
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path | None, sql: str, seconds: float) -> None:
         self._connection = connection
         self._path = path
         self._sql = sql

@@ -15,7 +15,7 @@ from ckptstore.errors import UsageError
 _NEAR = re.compile(r'near "(.*)": syntax error', re.DOTALL)
 _NAMED = re.compile(
     r"(?:no such (?:column|table|function)|ambiguous column name): (?P<name>.+)"
-    r"|unrecognized token: \"(?P<token>.*)\"?"
+    r"|unrecognized token: \"(?P<token>.*?)\"?$"
     r"|wrong number of arguments to function (?P<function>\w+)\(\)",
     re.DOTALL,
 )
@@ -68,7 +68,9 @@ def _hint(connection: sqlite3.Connection, text: str) -> str:
     if kind == "no such table":
         candidates = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema")]
     elif kind == "no such column":
-        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type <> 'index'")]
+        tables = [
+            row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type <> 'index'")
+        ]
         candidates = [row[1] for table in tables for row in connection.execute(f"PRAGMA table_info({table})")]
     close = difflib.get_close_matches(name.rpartition(".")[2], sorted(set(candidates)), n=3, cutoff=0.6)
     if close:

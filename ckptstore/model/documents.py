@@ -168,8 +168,11 @@ def encode_record(record: CommitRecord) -> bytes:
     return seal("commit", body)
 
 
-def decode_commit(data: bytes, what: str) -> CommitRecord | CommitEnd:
+def decode_commit(data: bytes, what: str, attempt: str = "") -> CommitRecord | CommitEnd:
     """What stands at a commit key.
+
+    Args:
+        attempt: of the key: VOID and GONE are too short to repeat it.
 
     Raises:
         DocumentError, FormatTooNewError.
@@ -177,7 +180,7 @@ def decode_commit(data: bytes, what: str) -> CommitRecord | CommitEnd:
     kind, body = unseal(data, "commit", "void", "gone", what=what)
     fields = Fields(body, what)
     if kind != "commit":
-        return CommitEnd(fields.attempt("attempt"), cast(Any, kind), fields.get("reason", str))
+        return CommitEnd(attempt, cast(Any, kind), fields.get("reason", str))
     return CommitRecord(
         attempt=fields.attempt("attempt"),
         checkpoint=fields.attempt("checkpoint"),
@@ -241,13 +244,9 @@ def _table_ref(fields: Fields) -> TableRef:
 
 
 def encode_end(end: CommitEnd) -> bytes:
-    """VOID or GONE; under :data:`END_LIMIT_BYTES`, the reason is cut to fit."""
-    for keep in range(_MAX_REASON, -1, -1):
-        reason = end.reason.encode("ascii", "replace").decode()[:keep]
-        data = seal(end.kind, {"attempt": end.attempt, "reason": reason})
-        if len(data) < END_LIMIT_BYTES:
-            return data
-    raise AssertionError("an attempt id alone is too long")
+    """VOID or GONE; under :data:`END_LIMIT_BYTES`, so the attempt is left to the key and the reason cut."""
+    reason = end.reason.encode("ascii", "replace").decode()[:_MAX_REASON]
+    return seal(end.kind, {"reason": reason})
 
 
 # --- the others -------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from ckptstore.model.dtypes import BY_CODE, DType
 
 KINDS = ("torch", "numpy", "bytes", "bytearray", "str")
 MAX_NDIM = 64
+MAX_CHUNK_BYTES = 1 << 32
 _COLUMNS = [
     "name_text",
     "name_ends",
@@ -190,10 +191,12 @@ def _build(table: Mapping[str, columns.Column]) -> Layout:
     if min(shape_of, default=0) < 0 or min(offsets, default=0) < 0 or min(sizes, default=0) < 0:
         raise DocumentError(f"{what}: negative size")
     chunk_bytes = int(table["chunk_bytes"][0])
+    if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+        raise DocumentError(f"{what}: chunks of {chunk_bytes} bytes")
     per_tensor = [table[name].tolist() for name in ("component", "dtype", "kind", "ndim", "boxes")]
     if any(len(column) != len(names) for column in per_tensor) or len(alias_of) != len(aliases):
         raise DocumentError(f"{what}: columns differ in length")
-    if len(set(names) | set(aliases)) != len(names) + len(aliases) or max(alias_of, default=0) > len(names):
+    if len(set(names) | set(aliases)) != len(names) + len(aliases) or max(alias_of, default=-1) >= len(names):
         raise DocumentError(f"{what}: a name stands twice or an alias of nothing")
     tensors: list[Tensor] = []
     at = box_at = 0
@@ -203,6 +206,8 @@ def _build(table: Mapping[str, columns.Column]) -> Layout:
         shape = tuple(shape_of[at : at + ndim])
         at += ndim
         boxes = []
+        if box_count > max(len(offsets), 1) or (not ndim and box_count > 1):
+            raise DocumentError(f"{what}: {name[:60]!r} has {box_count} boxes")
         for _ in range(box_count):
             box = Box(tuple(offsets[box_at : box_at + ndim]), tuple(sizes[box_at : box_at + ndim]))
             box_at += ndim

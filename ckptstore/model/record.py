@@ -83,9 +83,9 @@ class CommitRecord:
         checkpoint: the attempt id of the checkpoint's first save, the same in every tier.
         generation: 0 for the first record; higher after repair or trim.
         epoch, sequence: its place in the run's order; the only order there is.
-        origin: "save", "import", "average", "replicate", "repair" or "trim".
-        parents: checkpoint ids that it was made from: what its session resumed from, or fork and
-            import sources.
+        origin: "save", "fork", "import", "average", "replicate", "repair" or "trim".
+        parents: checkpoint ids that it continues or was made from: the run's checkpoint before, what its
+            session resumed from, or the source of a fork.
         created_at: seconds since the epoch, by the writer's clock; for people and time rules only.
         metadata: the caller's values, any that the value codec holds.
         tags: given at save; later ones are notes.

@@ -37,7 +37,11 @@ class Stored:
 
 
 class ReuseIndex:
-    """Chunks of the pinned checkpoints by digest; objects are checked once, when first reused."""
+    """Chunks of the pinned checkpoints by digest; objects are checked once, when first reused.
+
+    Attributes:
+        pinned: the records that the pins hold.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class ReuseIndex:
             contents: of pinned records that survived, the preferred ones first.
             on_missing: told (record, key, reason) of an object that should be there and is not.
         """
+        self.pinned: list[CommitRecord] = []
         self._backend = backend
         self._on_missing = on_missing
         self._chunks: dict[Digest, Stored] = {}
@@ -68,6 +73,7 @@ class ReuseIndex:
         location, digests = content.locations, content.digests
         for key in keys:
             self._owner.setdefault(key, content.record)
+        self.pinned.append(content.record)
         for digest, row, offset, length in zip(
             digests,
             location.object.tolist(),

@@ -78,10 +78,15 @@ def fork(tier: Tier, session: Session, request: SaveRequest, source: Contents) -
     """
     phases = Phases(tier.environment.monotonic)
     with _attempt(tier, session, request, [source]) as (attempt, index):
+        if not len(index.pinned):
+            raise SaveFailedError(
+                f"{source} cannot be forked: it is damaged or being deleted",
+                hint="fork from another checkpoint; `ckptstore ls` shows the states",
+            )
         for key, size in source.object_sizes.items():
             if not index.check(key, size):
                 raise SaveFailedError(
-                    f"{source} cannot be forked: it is being deleted or is damaged",
+                    f"{source} cannot be forked: {key} is damaged",
                     hint="fork from another checkpoint; `ckptstore verify` tells what is damaged",
                 )
         assembly = Assembly(source.layout, source.tree, source.digests, source.locations, source.keys)
@@ -125,7 +130,9 @@ def _fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> 
     """
     reason = error.kind if isinstance(error, CkptstoreError) else type(error).__name__
     try:
-        commits.fence(tier, session.run_key, attempt, reason)
+        found = commits.fence(tier, session.run_key, attempt, reason)
+        if isinstance(found, CommitRecord):
+            log.warning("attempt %s has committed after all, before %s", attempt, reason)
     except CkptstoreError as second:
         log.warning("attempt %s could not be fenced: %s", attempt, second)
 

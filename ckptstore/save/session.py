@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ckptstore.errors import SessionSupersededError
+from ckptstore.errors import DocumentError, SessionSupersededError
 from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import EpochDoc
@@ -52,10 +52,14 @@ class Session:
         Raises:
             SessionSupersededError: names who did.
         """
-        later = runs.read_epoch(self._tier, self.run_key, self.epoch.number + 1)
+        number = self.epoch.number + 1
+        try:
+            later = runs.read_epoch(self._tier, self.run_key, number)
+            who = "" if later is None else f", process {later.pid} on {later.host}"
+        except DocumentError as error:
+            later, who = self.epoch, f" ({error.message})"  # it is there: that is what counts
         if later is not None:
             raise SessionSupersededError(
-                f"run {self.epoch.run!r}: epoch {self.epoch.number} was taken over by epoch {later.number}, "
-                f"process {later.pid} on {later.host}",
+                f"run {self.epoch.run!r}: epoch {self.epoch.number} was taken over by epoch {number}{who}",
                 hint="stop this process: its saves no longer count; or run.restore() and go on from there",
             )

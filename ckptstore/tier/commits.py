@@ -6,9 +6,10 @@ import logging
 from collections.abc import Iterator
 
 from ckptstore.backend import ObjectInfo
-from ckptstore.errors import BackendError, ObjectExistsError
+from ckptstore.errors import BackendError, DocumentError, ObjectExistsError
 from ckptstore.model.documents import decode_commit, encode_end
 from ckptstore.model.ids import Attempt
+from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitEnd, CommitRecord
 from ckptstore.tier import layout
 from ckptstore.tier.tier import Tier
@@ -26,7 +27,12 @@ def read_commit(tier: Tier, run_key: str, attempt: str) -> CommitRecord | Commit
     """
     key = layout.commit_key(run_key, attempt)
     data = tier.read(key)
-    return None if data is None else decode_commit(data, f"{key} at {tier.url}")
+    if data is None:
+        return None
+    found = decode_commit(data, f"{key} at {tier.url}", attempt)
+    if isinstance(found, CommitRecord) and (found.attempt, run_key_of(found.run)) != (attempt, run_key):
+        raise DocumentError(f"{key} at {tier.url} holds the record of another checkpoint, {found.attempt}")
+    return found
 
 
 def list_commits(tier: Tier, run_key: str) -> Iterator[tuple[str, ObjectInfo]]:

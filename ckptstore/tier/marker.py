@@ -107,7 +107,7 @@ def check_chunk_bytes(value: object) -> int:
         raise UsageError(f"chunk_bytes must be an int, not {type(value).__name__}")
     if not MIN_CHUNK_BYTES <= value <= MAX_CHUNK_BYTES or value & (value - 1):
         raise UsageError(
-            f"chunk_bytes must be a power of two from 1 MiB to 64 MiB, not {value}",
+            f"chunk_bytes must be a power of two from 1 KiB to 64 MiB, not {value}",
             hint="the default is 16 MiB",
         )
     return value

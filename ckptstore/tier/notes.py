@@ -81,3 +81,18 @@ def add_note(
     tier.check_marker()
     tier.put_new(layout.note_key(run_key, checkpoint, note.number, note.ulid), encode_note(note))
     return note
+
+
+def drop_earlier(tier: Tier, run_key: str, note: Note) -> None:
+    """Removes the notes that `note` makes superfluous: earlier ones of its kind about the same record.
+
+    So a checkpoint verified every night does not gather a note a night. Failing is harmless.
+    """
+    earlier = [
+        layout.note_key(run_key, other.checkpoint, other.number, other.ulid)
+        for other in read_notes(tier, run_key, note.checkpoint)
+        if (other.kind, other.attempt) == (note.kind, note.attempt) and other.order < note.order
+    ]
+    for result in tier.backend.delete(earlier) if earlier else []:
+        if result.error is not None:
+            log.info("note %s stays: %s", result.key, result.error)

@@ -85,7 +85,7 @@ def open_epoch(
     run_key = ensure_run(tier, run)
     for _ in range(_TRIES):
         number = 1 + max(epoch_numbers(tier, run_key), default=0)
-        former = read_epoch(tier, run_key, number - 1) if number > 1 else None
+        former = _former(tier, run_key, number - 1)
         if former is not None:
             alive = is_alive_here(former, environment.host, environment.boot_id)
             if exclusive and alive:
@@ -122,6 +122,15 @@ def open_epoch(
     raise BusyError(
         f"run {run!r}: other processes keep opening sessions", hint="let only one process train a run"
     )
+
+
+def _former(tier: Tier, run_key: str, number: int) -> EpochDoc | None:
+    """The session before; only told about, so one that cannot be read does not stop the next."""
+    try:
+        return read_epoch(tier, run_key, number) if number > 0 else None
+    except DocumentError as error:
+        log.warning("the session before cannot be read: %s", error.message)
+        return None
 
 
 def is_alive_here(epoch: EpochDoc, host: str, boot_id: str) -> bool:

@@ -55,7 +55,12 @@ class Tier:
             ConflictError: there is a store already, or other files.
         """
         check_chunk_bytes(chunk_bytes)
-        backend.create_root()
+        try:
+            backend.create_root()
+        except NotAnObjectError as error:
+            raise ConflictError(
+                f"{backend.url} cannot be a directory: {error.message}", hint="give another path"
+            ) from error
         for found in backend.list(""):
             if found.key == layout.MARKER:
                 raise ConflictError(

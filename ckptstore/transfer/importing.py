@@ -20,7 +20,7 @@ from ckptstore.transfer import dtypes, read_npz, read_safetensors, read_torch
 from ckptstore.transfer.formats import sniff
 from ckptstore.transfer.names import Renamer, listed
 from ckptstore.transfer.report import Progress
-from ckptstore.transfer.source import Source, changed
+from ckptstore.transfer.source import Source, converted
 from ckptstore.transfer.trees import as_components, mapped, renamed, selected
 
 IMPORT_KEY = "import"
@@ -85,8 +85,9 @@ def import_(
     target = dtypes.target_dtype(dtype)
     found = _read(path, format, allow_pickle=allow_pickle)
     with contextlib.closing(found):
+        had = bool(found.tree)
         tree = selected(found.tree, Selection.of(only, exclude))
-        if not tree and found.tree and (only is not None or exclude is not None):
+        if had and not tree:
             raise NotFoundError(f"{path} has nothing named {listed(_names(only))}")
         tree = renamed(tree, Renamer(strip_prefix, rename), strip_prefix, is_flat=found.is_flat)
         state = as_components(tree, component, is_flat=found.is_flat)
@@ -138,7 +139,7 @@ def _converted(lazy: LazyArray, target: DType | None) -> LazyArray:
     if target is None or target is lazy.dtype or not dtypes.is_floating(lazy.dtype):
         return lazy
     source = lazy.dtype
-    made = changed(lazy, lambda data: dtypes.convert(data, source, target)[0], target)
+    made = converted(lazy, lambda data: dtypes.convert(data, source, target)[0], target)
     # numpy has no dtype for some of them.
     detail = dtypes.numpy_detail(None, target) if lazy.kind == "numpy" else None
     return dataclasses.replace(made, kind="torch" if detail is None else "numpy", detail=detail)

@@ -91,7 +91,7 @@ def _member(
     if fortran and len(shape) > 1:
         lazy = _from_fortran(file, begin, lazy)
     if dtype.byteorder == ">":
-        lazy = changed(lazy, lambda data: _swapped(data, dtype), lazy.dtype)
+        lazy = changed(lazy, lambda data: _swapped(data, dtype))
     return lazy
 
 

@@ -184,4 +184,4 @@ def _resolved(lazy: LazyArray, tensor: Any) -> LazyArray:
             elements.neg_()
         return data
 
-    return changed(lazy, resolve, lazy.dtype)
+    return changed(lazy, resolve)

@@ -17,6 +17,7 @@ from ckptstore.transfer.buffers import Buffers
 from ckptstore.transfer.files import os_errors
 
 _DIGEST_BYTES = 4 << 20
+_CONVERT_ELEMENTS = 1 << 19
 
 
 class SourceFile:
@@ -104,11 +105,22 @@ def lazy_range(
     return LazyArray(dtype, shape, kind, detail, lambda a, b: file.read(start + a, start + b))
 
 
-def changed(lazy: LazyArray, change: Callable[[memoryview], memoryview], dtype: DType) -> LazyArray:
-    """The same elements with their bytes changed on reading; `dtype` may be of another size."""
+def changed(lazy: LazyArray, change: Callable[[memoryview], memoryview]) -> LazyArray:
+    """The same elements, their bytes changed on reading."""
+    return dataclasses.replace(lazy, read=lambda start, stop: change(lazy.read(start, stop)))
+
+
+def converted(lazy: LazyArray, convert: Callable[[memoryview], memoryview], dtype: DType) -> LazyArray:
+    """The same elements in another dtype, a few at a time: only the outcome is ever held whole."""
     old, new = lazy.dtype.itemsize, dtype.itemsize
+    buffers = Buffers(keep_bytes=0)
 
     def read(start: int, stop: int) -> memoryview:
-        return change(lazy.read(start // new * old, stop // new * old))
+        out = buffers.take(stop - start)
+        step = _CONVERT_ELEMENTS * new
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            out[at - start : end - start] = convert(lazy.read(at // new * old, end // new * old))
+        return out
 
     return dataclasses.replace(lazy, dtype=dtype, read=read)

@@ -27,10 +27,10 @@ CHUNK_BYTES = 1 << 16
 class ExampleEnvironment(Environment):
     """The same clock, host and ids each time."""
 
-    host = "trainer-07"  # type: ignore[assignment]
-    boot_id = "boot"  # type: ignore[assignment]
-    user = "ann"  # type: ignore[assignment]
-    pid = 4242  # type: ignore[assignment]
+    host = "trainer-07"
+    boot_id = "boot"
+    user = "ann"
+    pid = 4242
 
 
 class Clock:
@@ -72,7 +72,9 @@ class Training:
         for name, block in self.model["blocks"].items():
             if only_block in (None, int(name)):
                 for part in block.values():
-                    part["weight"] += self._source.standard_normal(part["weight"].shape).astype(np.float32) / 100
+                    part["weight"] += (
+                        self._source.standard_normal(part["weight"].shape).astype(np.float32) / 100
+                    )
         if only_block is None:
             weight = self.model["embed"]["weight"]
             weight[:256] += self._source.standard_normal((256, WIDTH)).astype(np.float32) / 100
@@ -94,7 +96,9 @@ class Training:
                 "param_groups": [{"lr": self.lr, "betas": (0.9, 0.95)}],
             },
         }
-        return {**state, "loader": {"epoch": step // 300, "position": np.array([step * 8])}} if loader else state
+        return (
+            {**state, "loader": {"epoch": step // 300, "position": np.array([step * 8])}} if loader else state
+        )
 
 
 def make(folder: Path) -> Store:
@@ -133,7 +137,9 @@ def _save(run: ckptstore.Run, training: Training, step: int, clock: Clock, *, lo
     loss = 2.2 + 4.5 * math.exp(-step / 250) + (3.0 if step == 800 else 0.0)
     val_loss = loss + 0.05 + max(0, step - 800) / 2000
     metrics = {"loss": round(loss, 4), "val_loss": round(val_loss, 4)}
-    run.save(step, training.state(step, loader=loader), metrics=metrics, metadata={"tokens": step * 65_536}).result()
+    run.save(
+        step, training.state(step, loader=loader), metrics=metrics, metadata={"tokens": step * 65_536}
+    ).result()
 
 
 def damage(folder: Path, store: Store, run: str, step: int) -> None:

@@ -21,7 +21,7 @@ CHUNK_BYTES = 1 << 16
 
 AWKWARD = (
     "plain",
-    "it's \"quoted\"",
+    'it\'s "quoted"',
     "a/b/../c",
     "line\nbreak\ttab",
     "naïve-模型-🚀",
@@ -60,7 +60,8 @@ def recut(checkpoint: ckptstore.Checkpoint, cuts: dict[str, list[Box]]) -> ckpts
     """The checkpoint as several ranks would have saved it: these tensors in these boxes; new objects."""
     tier, contents = checkpoint._tier, checkpoint.contents
     tensors = tuple(
-        dataclasses.replace(t, boxes=tuple(cuts[t.name])) if t.name in cuts else t for t in contents.layout.tensors
+        dataclasses.replace(t, boxes=tuple(cuts[t.name])) if t.name in cuts else t
+        for t in contents.layout.tensors
     )
     layout = Layout(tensors, contents.layout.aliases, contents.layout.chunk_bytes)
     digests: list[Digest] = []

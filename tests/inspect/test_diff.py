@@ -123,7 +123,11 @@ def test_plain_values_are_compared_exactly(store):
         "s.type": ("changed", "1", "True"),
         "s.keys.1": ("changed", "'b'", "'c'"),
         "s.kind": ("changed", "[1, 2]", "(1, 2)"),
-        "s.ordered": ("changed", "OrderedDict({'a': 1})" if "({" in repr(old["ordered"]) else "OrderedDict([('a', 1)])", "{'a': 1}"),
+        "s.ordered": (
+            "changed",
+            "OrderedDict({'a': 1})" if "({" in repr(old["ordered"]) else "OrderedDict([('a', 1)])",
+            "{'a': 1}",
+        ),
         "s.grew[1]": ("added", None, "2"),
         "s.gone.deep": ("removed", "1", None),
         "s.added.x": ("added", None, "{}"),
@@ -189,7 +193,9 @@ def test_tensors_cut_differently_are_not_guessed_at(store, boxes):
     a = save(store, state)
     b = recut(a, {"model.w0": boxes, "model.w1": boxes})
     found = diff(a, b)
-    assert {t.name: t.change for t in found.tensors} == dict.fromkeys(("model.w0", "model.w1"), "undetermined")
+    assert {t.name: t.change for t in found.tensors} == dict.fromkeys(
+        ("model.w0", "model.w1"), "undetermined"
+    )
     assert all(t.changed_bytes is None for t in found.tensors)
     assert not found.identical
     read = diff(a, b, values=True)
@@ -211,7 +217,9 @@ def test_a_difference_in_a_common_box_is_enough(store):
     state["m"][0, 0] = 1
     b = save(store, state, 2)
     last = 100 - cell
-    c = recut(b, {"m": [Box((0, 0), (cell, 300)), Box((cell, 0), (last - 5, 300)), Box((100 - 5, 0), (5, 300))]})
+    c = recut(
+        b, {"m": [Box((0, 0), (cell, 300)), Box((cell, 0), (last - 5, 300)), Box((100 - 5, 0), (5, 300))]}
+    )
     found = diff(a, c).tensors[0]
     assert (found.change, found.changed_bytes) == ("changed", None)
 

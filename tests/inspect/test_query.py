@@ -5,6 +5,7 @@ import json
 import os
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
@@ -58,35 +59,48 @@ def rows(store, sql, params=(), **options):
 
 
 @pytest.fixture
-def filled(store):
+def fresh(store):
+    """One that a test may write to."""
     store.run("r").save(1, random_state(), metrics={"loss": 1.5})
     return store
 
 
-@pytest.mark.parametrize("private", [False, True])
+@pytest.fixture(scope="module", params=["file", "memory"])
+def filled(request, tmp_path_factory):
+    """One that tests only read; its manifest is a file, or in memory."""
+    folder = tmp_path_factory.mktemp("query")
+    with pytest.MonkeyPatch.context() as patch, ckptstore.init(folder / "store", chunk_bytes=1 << 16) as made:
+        made.run("r").save(1, random_state(), metrics={"loss": 1.5})
+        if request.param == "memory":
+            made.close()
+            patch.setenv("CKPTSTORE_MANIFEST", ":memory:")
+        assert (made.catalog.manifest.path is None) == (request.param == "memory")
+        yield made
+
+
 @pytest.mark.parametrize("sql", REFUSED)
-def test_nothing_but_reading_gets_through(filled, sql, tmp_path, monkeypatch, private):
-    if private:
-        filled.close()
-        monkeypatch.setenv("CKPTSTORE_MANIFEST", ":memory:")
+def test_nothing_but_reading_gets_through(filled, sql, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "store" / "manifest.db"
+    file = Path(filled.url) / "manifest.db"
     rows(filled, "SELECT 1")
     before = hashlib.sha256(file.read_bytes()).digest()
     with pytest.raises(UsageError):
         query(filled, sql)
     assert hashlib.sha256(file.read_bytes()).digest() == before
-    assert os.listdir(tmp_path) == ["store"]
+    assert os.listdir(tmp_path) == []
+    assert os.listdir(Path(filled.url).parent) == ["store"]
     assert rows(filled, "SELECT run FROM runs") == [("r",)]
 
 
-def test_a_query_sees_what_others_saved_just_now(filled, tmp_path):
+def test_a_query_sees_what_others_saved_just_now(fresh, tmp_path):
     with ckptstore.open(tmp_path / "store") as other:
         other.run("s").save(5, random_state())
-    assert rows(filled, "SELECT run, step FROM v_checkpoints ORDER BY run") == [("r", 1), ("s", 5)]
+    assert rows(fresh, "SELECT run, step FROM v_checkpoints ORDER BY run") == [("r", 1), ("s", 5)]
 
 
-@pytest.mark.parametrize("sql", [FOR_EVER, f"SELECT * FROM ({FOR_EVER}) ORDER BY 1", FOR_EVER.replace("count(*)", "*")])
+@pytest.mark.parametrize(
+    "sql", [FOR_EVER, f"SELECT * FROM ({FOR_EVER}) ORDER BY 1", FOR_EVER.replace("count(*)", "*")]
+)
 def test_a_query_ends(filled, sql):
     started = time.monotonic()
     with pytest.raises(UsageError, match=r"stopped after 0\.3 s"):
@@ -98,7 +112,6 @@ def test_a_query_ends(filled, sql):
     "sql",
     [
         f"SELECT hex(zeroblob({MAX_VALUE_BYTES}))",
-        "SELECT printf('%*c', 2000000000, 'x')",
         "SELECT replace(hex(zeroblob(100000)), '00', hex(zeroblob(1000)))",
         f"SELECT 'x' LIKE '{'%a' * 1000}'",
         f"SELECT {'(' * 2000}1{')' * 2000}",
@@ -142,7 +155,13 @@ def test_a_misspelt_name_is_corrected(filled):
 def test_parameters(filled):
     assert rows(filled, "SELECT ?, ?", (1, "x")) == [(1, "x")]
     assert rows(filled, "SELECT :a", {"a": "it's"}) == [("it's",)]
-    for sql, params in (("SELECT ?", ()), ("SELECT :a", {}), ("SELECT ?", (2**70,)), ("SELECT ?", (object(),)), ("SELECT ?", ("\ud800",))):
+    for sql, params in (
+        ("SELECT ?", ()),
+        ("SELECT :a", {}),
+        ("SELECT ?", (2**70,)),
+        ("SELECT ?", (object(),)),
+        ("SELECT ?", ("\ud800",)),
+    ):
         with pytest.raises(UsageError):
             query(filled, sql, params)
     for wrong in ("", "  ", "SELECT 1\0"):
@@ -151,7 +170,9 @@ def test_parameters(filled):
 
 
 def test_the_callers_limits(filled):
-    many = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 2000) SELECT x, 'text' FROM c"
+    many = (
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 2000) SELECT x, 'text' FROM c"
+    )
     assert len(rows(filled, many)) == 2000
     for limit in (0, 1, 499, 500, 501, 1999):
         found = query(filled, many, max_rows=limit)
@@ -168,8 +189,8 @@ def test_many_rows_come_through_a_temporary_file_in_order(filled, monkeypatch):
     assert rows(filled, many) == [(i, b"\x00\xff", None, 1.5, f"é{i}") for i in range(1, 5001)]
 
 
-def test_a_query_that_is_looked_at_slowly_holds_nobody_up(filled, tmp_path):
-    found = iter(query(filled, "SELECT tensor FROM v_tensors").rows)
+def test_a_query_that_is_looked_at_slowly_holds_nobody_up(fresh, tmp_path):
+    found = iter(query(fresh, "SELECT tensor FROM v_tensors").rows)
     next(found)
     writer = sqlite3.connect(tmp_path / "store" / "manifest.db", timeout=0, isolation_level=None)
     writer.execute("BEGIN EXCLUSIVE")
@@ -178,16 +199,16 @@ def test_a_query_that_is_looked_at_slowly_holds_nobody_up(filled, tmp_path):
     assert next(found)
 
 
-def test_a_store_that_may_not_be_written_is_queried(filled, tmp_path, monkeypatch):
-    filled.close()
+def test_a_store_that_may_not_be_written_is_queried(fresh, tmp_path, monkeypatch):
+    fresh.close()
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert rows(filled, "SELECT run FROM runs") == [("r",)]
+    assert rows(fresh, "SELECT run FROM runs") == [("r",)]
 
 
-def test_a_damaged_manifest_changes_no_answer(filled, tmp_path):
-    filled.close()
+def test_a_damaged_manifest_changes_no_answer(fresh, tmp_path):
+    fresh.close()
     (tmp_path / "store" / "manifest.db").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
-    assert rows(filled, "SELECT run FROM runs") == [("r",)]
+    assert rows(fresh, "SELECT run FROM runs") == [("r",)]
 
 
 def test_useful_things_are_allowed(filled):
@@ -200,13 +221,24 @@ def test_useful_things_are_allowed(filled):
 
 
 def test_formats(filled):
-    sql = "SELECT 1 AS n, NULL AS nothing, '' AS empty, 'a,\"b\"\nc' AS text, x'00ff' AS blob, 9e999 AS big, 2 AS n"
+    sql = "SELECT 1 AS n, NULL AS none, '' AS empty, 'a,\"b\"\nc' AS text, x'00ff' AS blob, 9e999 AS big, 2 AS n"
     document = json.loads("\n".join(lines(query(filled, sql), "json")))
     assert document == [
-        {"n": 1, "nothing": None, "empty": "", "text": 'a,"b"\nc', "blob": {"$base64": True, "encoded": "AP8="}, "big": "Infinity", "n_2": 2}
+        {
+            "n": 1,
+            "none": None,
+            "empty": "",
+            "text": 'a,"b"\nc',
+            "blob": {"$base64": True, "encoded": "AP8="},
+            "big": "Infinity",
+            "n_2": 2,
+        }
     ]
     assert [json.loads(line) for line in lines(query(filled, sql), "nl")] == document
-    assert "\n".join(lines(query(filled, sql), "csv")) == 'n,nothing,empty,text,blob,big,n\n1,,"","a,""b""\nc",AP8=,inf,2'
+    assert (
+        "\n".join(lines(query(filled, sql), "csv"))
+        == 'n,none,empty,text,blob,big,n\n1,,"","a,""b""\nc",AP8=,inf,2'
+    )
     table = list(lines(query(filled, sql), "table"))
     assert len(table) == 3
     assert "\\n" in table[2]
@@ -234,22 +266,22 @@ def test_names_of_every_kind_come_through(store):
     assert len(table.splitlines()) == len(AWKWARD) + 2
 
 
-def test_a_snapshot_is_whole_and_stands_still(filled, tmp_path):
-    target = snapshot(filled, tmp_path / "it's a %20 #copy?.db")
-    filled.run("r").save(2, random_state(1))
+def test_a_snapshot_is_whole_and_stands_still(fresh, tmp_path):
+    target = snapshot(fresh, tmp_path / "it's a %20 #copy?.db")
+    fresh.run("r").save(2, random_state(1))
     with sqlite3.connect(f"file:{tmp_path}/it's a %2520 %23copy%3F.db?mode=ro", uri=True) as copy:
         assert copy.execute("SELECT count(*) FROM checkpoints").fetchone() == (1,)
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert target.stat().st_mode & 0o777 == 0o666 & ~_umask()
     with pytest.raises(ConflictError):
-        snapshot(filled, target)
+        snapshot(fresh, target)
     assert sorted(os.listdir(tmp_path)) == ["it's a %20 #copy?.db", "store"]
 
 
-def test_a_snapshot_of_a_manifest_in_memory(filled, tmp_path, monkeypatch):
-    filled.close()
+def test_a_snapshot_of_a_manifest_in_memory(fresh, tmp_path, monkeypatch):
+    fresh.close()
     monkeypatch.setenv("CKPTSTORE_MANIFEST", ":memory:")
-    snapshot(filled, tmp_path / "copy.db")
+    snapshot(fresh, tmp_path / "copy.db")
     with sqlite3.connect(tmp_path / "copy.db") as copy:
         assert copy.execute("SELECT run FROM runs").fetchall() == [("r",)]
 

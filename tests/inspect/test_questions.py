@@ -1,6 +1,6 @@
 """docs/questions.md: every question in it is asked of a real store, and its answer is what the page shows.
 
-    python -m tests.inspect.test_questions      writes the page anew
+python -m tests.inspect.test_questions      writes the page anew
 """
 
 import re

@@ -29,7 +29,9 @@ def test_small_floats_are_decoded_as_torch_decodes_them(name):
         codes = np.stack([codes, codes[::-1]], axis=1)
     raw = np.ascontiguousarray(codes).view(np.uint8).reshape(-1)
     mine = numbers.decode(raw, BY_NAME[name])
-    theirs = torch.from_numpy(raw.copy()).view(dtype).to(torch.complex128 if size == 4 else torch.float64).numpy()
+    theirs = (
+        torch.from_numpy(raw.copy()).view(dtype).to(torch.complex128 if size == 4 else torch.float64).numpy()
+    )
     np.testing.assert_array_equal(mine, theirs)
 
 
@@ -45,7 +47,9 @@ def result(old, new, dtype="float64", other=None):
     return numbers_of.result(same_shape=True)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128", "int8", "uint16", "int64"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "float64", "complex64", "complex128", "int8", "uint16", "int64"]
+)
 @pytest.mark.parametrize("block", [7, 1 << 16])
 def test_against_numpy(dtype, block, monkeypatch):
     monkeypatch.setattr(statistics, "BLOCK_ELEMENTS", block)
@@ -150,7 +154,9 @@ def test_every_torch_dtype_goes_through(store):
         if dtype is None:
             continue
         for state in (old, new):
-            raw = torch.randint(0, 2 if name == "bool" else 256, (64, 16), generator=source, dtype=torch.uint8)
+            raw = torch.randint(
+                0, 2 if name == "bool" else 256, (64, 16), generator=source, dtype=torch.uint8
+            )
             state[name] = raw.view(dtype)
     a = store.run("r").save(1, old).result()
     b = store.run("r").save(2, new).result()

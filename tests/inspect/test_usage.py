@@ -24,7 +24,11 @@ def lived_in(tmp_path_factory):
 
 def by_sets(opened):
     """Checkpoint id -> (stored, unique), in the plain way."""
-    needs = {c.id: c.contents.object_sizes for name in (example.RUN, example.TUNED) for c in opened.run(name).checkpoints()}
+    needs = {
+        c.id: c.contents.object_sizes
+        for name in (example.RUN, example.TUNED)
+        for c in opened.run(name).checkpoints()
+    }
     out = {}
     for identity, sizes in needs.items():
         others = {key for other, keys in needs.items() if other != identity for key in keys}

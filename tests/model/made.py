@@ -100,7 +100,9 @@ def _spelled(key):
 # --- values --------------------------------------------------------------------------------------
 
 text = st.text(st.characters(exclude_categories=[]), max_size=12)  # lone surrogates among them
-NUMPY_DTYPES = "|i1 |u1 <i2 <u2 <i4 <u4 <i8 <u8 <f2 <f4 <f8 <c8 <c16 <M8[us] <M8[D] <M8[10ms] <m8[s] <m8[ns]".split()
+NUMPY_DTYPES = (
+    ["|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", "<M8[us]", "<M8[D]", "<M8[10ms]", "<m8[s]", "<m8[ns]"]
+)
 
 
 @st.composite
@@ -118,7 +120,10 @@ zones = st.one_of(
     st.sampled_from(["Europe/Berlin", "America/New_York", "UTC"]).map(zoneinfo.ZoneInfo),
 )
 datetimes = st.builds(
-    lambda when, zone, fold: when.replace(tzinfo=zone, fold=fold), st.datetimes(), zones, st.sampled_from([0, 1])
+    lambda when, zone, fold: when.replace(tzinfo=zone, fold=fold),
+    st.datetimes(),
+    zones,
+    st.sampled_from([0, 1]),
 )
 small = st.one_of(st.none(), st.integers(-5, 5))
 torch_values = st.one_of(

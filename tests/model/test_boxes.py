@@ -122,7 +122,9 @@ def test_boundaries_are_grid_lines_or_edges_of_the_shard_whatever_the_sharding(d
                     assert end % step == 0 or end == box.ends[dim]
                     assert start // step == (end - 1) // step  # within one cell
     # A cell that no shard's edge crosses is one and the same chunk in both.
-    whole = {piece for box in first for piece in cut(box, cell)} & {p for box in second for p in cut(box, cell)}
+    whole = {piece for box in first for piece in cut(box, cell)} & {
+        p for box in second for p in cut(box, cell)
+    }
     for piece in cut(Box.whole(shape), cell):
         if all(any(piece.intersect(box) == piece for box in sharding) for sharding in (first, second)):
             assert piece in whole

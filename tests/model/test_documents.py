@@ -40,7 +40,9 @@ from tests.model.made import QUICK, attempt, difference, plain_values, session
 int64s = st.integers(-(2**63), 2**63 - 1)
 naturals = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=20)
-attempts = st.builds(attempt, st.integers(0, 2**80 - 1), st.integers(-(2**63), MAX_STEP), st.integers(0, 2**31))
+attempts = st.builds(
+    attempt, st.integers(0, 2**80 - 1), st.integers(-(2**63), MAX_STEP), st.integers(0, 2**31)
+)
 times = st.floats(0, 4e9)
 numbers = st.one_of(int64s, st.floats())
 metrics = st.dictionaries(texts, numbers, max_size=4)
@@ -85,7 +87,9 @@ records = st.builds(
     components=st.lists(components, max_size=3).map(tuple),
     tables=st.fixed_dictionaries({name: table_refs() for name in TABLE_NAMES}),
 )
-short_attempts = st.builds(attempt, st.integers(0, 2**80 - 1), st.integers(-(10**6), 10**8), st.integers(0, 9999))
+short_attempts = st.builds(
+    attempt, st.integers(0, 2**80 - 1), st.integers(-(10**6), 10**8), st.integers(0, 9999)
+)
 ends = st.builds(CommitEnd, short_attempts, st.sampled_from(["void", "gone"]), texts)
 epochs = st.builds(
     EpochDoc,
@@ -130,7 +134,11 @@ notes = st.builds(
     author=texts,
     attempt=st.one_of(st.none(), attempts),
 )
-KINDS = [(encode_epoch, decode_epoch, epochs), (encode_intent, decode_intent, intents), (encode_note, decode_note, notes)]
+KINDS = [
+    (encode_epoch, decode_epoch, epochs),
+    (encode_intent, decode_intent, intents),
+    (encode_note, decode_note, notes),
+]
 
 
 def same(a, b):
@@ -185,7 +193,9 @@ def test_an_end_keeps_a_short_reason_whole():
 
 
 @pytest.mark.xfail(strict=True, reason="END documents of long attempt ids do not fit into 127 bytes")
-@pytest.mark.parametrize(("step", "tries"), [(10**9, 10**4), (10**12, 1), (MAX_STEP, 1), (-(2**63), 10**10 - 1)])
+@pytest.mark.parametrize(
+    ("step", "tries"), [(10**9, 10**4), (10**12, 1), (MAX_STEP, 1), (-(2**63), 10**10 - 1)]
+)
 def test_an_end_with_a_long_attempt_id_is_under_128_bytes(step, tries):
     longest = attempt(2**80 - 1, step, tries)
     data = encode_end(CommitEnd(longest, "void", "session-superseded" * 20))
@@ -212,8 +222,16 @@ def samples():
     yield "void", encode_end(CommitEnd(attempt(), "void", "crash")), decode_commit
     yield "gone", encode_end(CommitEnd(attempt(), "gone", "")), decode_commit
     yield "epoch", encode_epoch(EpochDoc("r", 1, session(), "h", "b", 7, 1.0, None, False, "")), decode_epoch
-    yield "intent", encode_intent(IntentDoc(attempt(), "save", "r", "h", 1, "u", 1.0, (("k", attempt()),), "")), decode_intent
-    yield "note", encode_note(Note("r", attempt(), 1, session(), "tag", 1.0, "a", None, {"tag": "t"})), decode_note
+    yield (
+        "intent",
+        encode_intent(IntentDoc(attempt(), "save", "r", "h", 1, "u", 1.0, (("k", attempt()),), "")),
+        decode_intent,
+    )
+    yield (
+        "note",
+        encode_note(Note("r", attempt(), 1, session(), "tag", 1.0, "a", None, {"tag": "t"})),
+        decode_note,
+    )
 
 
 @pytest.mark.parametrize(("data", "decode"), [s[1:] for s in samples()], ids=[s[0] for s in samples()])
@@ -236,7 +254,9 @@ def test_every_flipped_bit_and_every_cut_is_found(data, decode):
 def test_every_changed_byte_is_found_or_changes_nothing(data, decode):
     good = decode(data, "k")
     for at in range(len(data)):
-        for value in {0x00, 0x01, 0x02, 0x7F, 0x80, 0xA0, 0xC0, 0xC2, 0xC3, 0xFF, data[at] ^ 0xFF} - {data[at]}:
+        for value in {0x00, 0x01, 0x02, 0x7F, 0x80, 0xA0, 0xC0, 0xC2, 0xC3, 0xFF, data[at] ^ 0xFF} - {
+            data[at]
+        }:
             changed = bytearray(data)
             changed[at] = value
             try:
@@ -276,7 +296,9 @@ def test_no_bytes_at_all_make_decoding_do_anything_but_refuse(data):
         b"\xdb\xff\xff\xff\xffabc",
         b"\xc6\xff\xff\xff\xffabc",
         b"\xc9\xff\xff\xff\xff\x01abc",
-        msgpack.packb({"format": 1, "kind": "note", "digest": digest_of(b"\x91" * 9999), "body": b"\x91" * 9999}),
+        msgpack.packb(
+            {"format": 1, "kind": "note", "digest": digest_of(b"\x91" * 9999), "body": b"\x91" * 9999}
+        ),
         msgpack.packb({"format": 1, "kind": "note", "digest": digest_of(b"\x90"), "body": b"\x90"}),
         msgpack.packb({"format": 1, "kind": 3, "digest": b"", "body": b""}),
         msgpack.packb({"format": True, "kind": "note", "digest": 1, "body": 1}),
@@ -291,9 +313,7 @@ def test_hostile_documents_are_refused_at_once(data):
         unseal(data, "note", what="k")
 
 
-record_body = msgpack.unpackb(
-    msgpack.unpackb(next(samples())[1])["body"], strict_map_key=False
-)
+record_body = msgpack.unpackb(msgpack.unpackb(next(samples())[1])["body"], strict_map_key=False)
 
 
 @pytest.mark.parametrize(
@@ -315,12 +335,29 @@ record_body = msgpack.unpackb(
         ("components", [1]),
         ("components", [{}]),
         ("tables", {}),
-        ("tables", {name: {"digest": bytes(32), "size_bytes": 4, "inline": b"abc", "pieces": []} for name in TABLE_NAMES}),
-        ("tables", {name: {"digest": bytes(31), "size_bytes": 3, "inline": b"abc", "pieces": []} for name in TABLE_NAMES}),
         (
             "tables",
             {
-                name: {"digest": bytes(32), "size_bytes": 3, "inline": None, "pieces": [[bytes(32), "../../etc", 3]]}
+                name: {"digest": bytes(32), "size_bytes": 4, "inline": b"abc", "pieces": []}
+                for name in TABLE_NAMES
+            },
+        ),
+        (
+            "tables",
+            {
+                name: {"digest": bytes(31), "size_bytes": 3, "inline": b"abc", "pieces": []}
+                for name in TABLE_NAMES
+            },
+        ),
+        (
+            "tables",
+            {
+                name: {
+                    "digest": bytes(32),
+                    "size_bytes": 3,
+                    "inline": None,
+                    "pieces": [[bytes(32), "../../etc", 3]],
+                }
                 for name in TABLE_NAMES
             },
         ),

@@ -141,7 +141,9 @@ def test_after_a_rewind_what_was_gone_back_to_is_latest_until_the_next_save():
 @QUICK
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.sampled_from(["p", "q", "r"])), unique=True, max_size=8
+        st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.sampled_from(["p", "q", "r"])),
+        unique=True,
+        max_size=8,
     )
 )
 def test_the_counting_record_is_the_highest_generation_then_the_lowest_attempt(drawn):
@@ -163,7 +165,17 @@ def note_lists(draw):
     for n in range(draw(st.integers(0, 8))):
         kind = draw(
             st.sampled_from(
-                ["metrics", "tag", "untag", "invalid", "valid", "forgotten", "expiring", "verified", "damaged"]
+                [
+                    "metrics",
+                    "tag",
+                    "untag",
+                    "invalid",
+                    "valid",
+                    "forgotten",
+                    "expiring",
+                    "verified",
+                    "damaged",
+                ]
             )
         )
         data = {
@@ -178,7 +190,11 @@ def note_lists(draw):
         about = draw(st.sampled_from(["mine", "other"])) if kind in ("verified", "damaged") else None
         # Two writers at once may take one number; the ULID then decides.
         number = draw(st.integers(1, 5))
-        found.append(Note("r", "c", number, session(draw(st.integers(0, 9)) * 10 + n), kind, float(n), "a", about, data))
+        found.append(
+            Note(
+                "r", "c", number, session(draw(st.integers(0, 9)) * 10 + n), kind, float(n), "a", about, data
+            )
+        )
     return draw(st.permutations(found))
 
 

@@ -83,7 +83,9 @@ def test_an_object_key_is_read_back_and_is_a_key_of_the_backend_contract(data, r
     assert ObjectName.parse(key).key == key
 
 
-@pytest.mark.parametrize("change", [lambda k: k.upper(), lambda k: "x" + k, lambda k: k + "\n", lambda k: k[:-2]])
+@pytest.mark.parametrize(
+    "change", [lambda k: k.upper(), lambda k: "x" + k, lambda k: k + "\n", lambda k: k[:-2]]
+)
 def test_what_is_no_object_key_is_refused(change):
     key = chunk_key(digest_of(b"a"), f"{session()}-1-1", 0)
     with pytest.raises(ValueError, match="not an object key"):
@@ -172,14 +174,22 @@ def test_half_a_ref_is_refused(ref):
         refs.split(ref)
 
 
-@pytest.mark.parametrize(("text", "step"), [("12", 12), ("-3", -3), ("+4", 4), ("007", 7), ("1.0", None), ("", None), ("١", None)])
+@pytest.mark.parametrize(
+    ("text", "step"), [("12", 12), ("-3", -3), ("+4", 4), ("007", 7), ("1.0", None), ("", None), ("١", None)]
+)
 def test_a_selector_that_is_a_number_is_a_step(text, step):
     assert refs.as_step(text) == step
 
 
 @pytest.mark.parametrize(
     ("text", "best"),
-    [("min:loss", ("min", "loss")), ("max:a:b", ("max", "a:b")), ("min:", None), ("med:x", None), ("min", None)],
+    [
+        ("min:loss", ("min", "loss")),
+        ("max:a:b", ("max", "a:b")),
+        ("min:", None),
+        ("med:x", None),
+        ("min", None),
+    ],
 )
 def test_a_selector_may_ask_for_the_best(text, best):
     assert refs.as_best(text) == best
@@ -190,7 +200,10 @@ def test_usable_tags_are_taken(tag):
     assert refs.check_tag(tag) == tag
 
 
-@pytest.mark.parametrize("tag", ["", "12", "-1", "+1", "latest", "min:loss", "max:x", " a", "a ", "a\nb", "a\0", "a" * 201, 5, None])
+@pytest.mark.parametrize(
+    "tag",
+    ["", "12", "-1", "+1", "latest", "min:loss", "max:x", " a", "a ", "a\nb", "a\0", "a" * 201, 5, None],
+)
 def test_tags_that_would_read_as_something_else_are_refused(tag):
     with pytest.raises(UsageError):
         refs.check_tag(tag)

@@ -22,7 +22,13 @@ from ckptstore.model.tables import (
 )
 from tests.model.made import QUICK, attempt, key_lists, layouts
 
-integers = {"|u1": (0, 255), "<u2": (0, 2**16 - 1), "<u4": (0, 2**32 - 1), "<u8": (0, 2**64 - 1), "<i8": (-(2**63), 2**63 - 1)}
+integers = {
+    "|u1": (0, 255),
+    "<u2": (0, 2**16 - 1),
+    "<u4": (0, 2**32 - 1),
+    "<u8": (0, 2**64 - 1),
+    "<i8": (-(2**63), 2**63 - 1),
+}
 
 
 @st.composite
@@ -371,7 +377,8 @@ def test_equal_chunks_of_one_save_count_as_written_once():
     own, other = attempt(1), attempt(2)
     layout = Layout(
         tuple(
-            Tensor(name, "c", BY_NAME["uint8"], (10,), "torch", (Box((0,), (10,)),)) for name in ("a", "b", "c")
+            Tensor(name, "c", BY_NAME["uint8"], (10,), "torch", (Box((0,), (10,)),))
+            for name in ("a", "b", "c")
         ),
         (),
         1024,

@@ -1,4 +1,5 @@
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
@@ -57,7 +58,9 @@ def test_a_defaultdict_still_makes_defaults_and_a_deque_still_drops():
     assert found == [{"a": [1], "b": [2]}, collections.deque([2, 3])]
 
 
-@pytest.mark.parametrize("make", [lambda v: [v], lambda v: {"k": v}, lambda v: (v,), lambda v: collections.OrderedDict(k=v)])
+@pytest.mark.parametrize(
+    "make", [lambda v: [v], lambda v: {"k": v}, lambda v: (v,), lambda v: collections.OrderedDict(k=v)]
+)
 def test_nesting_up_to_the_limit_comes_back_and_beyond_is_refused(make):
     value = 1
     for _ in range(values.MAX_DEPTH):
@@ -129,7 +132,8 @@ def test_what_is_not_listed_is_refused_with_its_path_and_type(value):
 
 
 @pytest.mark.parametrize(
-    "key", [Colour.RED, Level.LOW, Text("a"), np.int64(1), frozenset(), pathlib.Path("a"), (1, Level.LOW), 1j, ...]
+    "key",
+    [Colour.RED, Level.LOW, Text("a"), np.int64(1), frozenset(), pathlib.Path("a"), (1, Level.LOW), 1j, ...],
 )
 def test_a_key_of_another_kind_is_refused_and_never_turns_into_something_else(key):
     with pytest.raises(UnsupportedValueError, match="key of type") as caught:
@@ -162,7 +166,9 @@ def test_a_torch_value_without_torch_is_a_placeholder_and_no_error():
         f"found = values.decode(bytes.fromhex('{data.hex()}'));"
         "assert 'torch' not in sys.modules; print([type(v).__name__ for v in found], found[2])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "['Opaque', 'Opaque', 'tuple'] (1, 2)"
 
 
@@ -256,10 +262,8 @@ def test_hostile_input_is_a_document_error(data):
 @settings(QUICK, max_examples=400)
 @given(st.binary(max_size=60))
 def test_random_bytes_are_refused_or_a_value(data):
-    try:
+    with contextlib.suppress(DocumentError):
         values.decode(data)
-    except DocumentError:
-        pass
 
 
 safe_values = st.recursive(
@@ -283,10 +287,8 @@ def test_a_damaged_tree_is_refused_or_a_value(value, data):
     for _ in range(data.draw(st.integers(1, 3))):
         encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.one_of(st.none(), st.integers(0, len(encoded))))
-    try:
+    with contextlib.suppress(DocumentError):
         values.decode(bytes(encoded[:cut]))
-    except DocumentError:
-        pass
 
 
 @QUICK

@@ -52,7 +52,11 @@ def watched(store, *faults):
 def no_data_reads():
     """Faults for a backend that must not be asked for any chunk."""
     error = BackendError("a chunk was read")
-    return [Fault("error", op=op, key=key, error=error, times=None) for op in ("read_into", "get") for key in ("chunks/*", "packs/*")]
+    return [
+        Fault("error", op=op, key=key, error=error, times=None)
+        for op in ("read_into", "get")
+        for key in ("chunks/*", "packs/*")
+    ]
 
 
 def objects(store, *prefixes):
@@ -91,7 +95,9 @@ def state_difference(a, b, at="state"):
         return difference(sparse_parts(a.detach()), sparse_parts(b), at)
     if isinstance(a, dict) and type(a) is type(b):
         order = difference(list(a), list(b), f"{at}.keys()")
-        found = (state_difference(x, y, f"{at}[{k!r}]") for (k, x), y in zip(a.items(), b.values(), strict=False))
+        found = (
+            state_difference(x, y, f"{at}[{k!r}]") for (k, x), y in zip(a.items(), b.values(), strict=False)
+        )
         return order or next((problem for problem in found if problem), None)
     if isinstance(a, (list, tuple)) and type(a) is type(b) and type(a) in (list, tuple):
         if len(a) != len(b):
@@ -105,16 +111,10 @@ def state_difference(a, b, at="state"):
 
 TORCH_DTYPES = [
     getattr(torch, name)
-    for name in (
-        "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 "
-        "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
-    ).split()
+    for name in ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
     if hasattr(torch, name)
 ]
-NUMPY_DTYPES = (
-    "|b1 |i1 |u1 <i2 >i2 <u2 <i4 >i4 <u4 <i8 >i8 <u8 >u8 <f2 >f2 <f4 >f4 <f8 >f8 <c8 >c8 <c16 >c16 "
-    "<M8[us] >M8[s] <M8[D] <M8[10ms] <m8[s] <m8[ns]"
-).split()
+NUMPY_DTYPES = ["|b1", "|i1", "|u1", "<i2", ">i2", "<u2", "<i4", ">i4", "<u4", "<i8", ">i8", "<u8", ">u8", "<f2", ">f2", "<f4", ">f4", "<f8", ">f8", "<c8", ">c8", "<c16", ">c16", "<M8[us]", ">M8[s]", "<M8[D]", "<M8[10ms]", "<m8[s]", "<m8[ns]"]
 shapes = st.one_of(
     st.sampled_from([(), (0,), (1,), (3, 0, 2), (7, 11), (300,), (5, 120), (3, 2, 90), (1030,), (1, 1, 1)]),
     st.lists(st.integers(0, 9), max_size=4).map(tuple),
@@ -137,7 +137,9 @@ def random_tensor(dtype, shape, seed):
 @st.composite
 def views(draw, tensor):
     """The tensor, or a view of it that is laid out otherwise or shows only a part."""
-    kind = draw(st.sampled_from(["same", "transposed", "strided", "expanded", "overlapping", "offset", "conj", "neg"]))
+    kind = draw(
+        st.sampled_from(["same", "transposed", "strided", "expanded", "overlapping", "offset", "conj", "neg"])
+    )
     if kind == "transposed" and tensor.ndim >= 2:
         return tensor.transpose(0, -1)
     if kind == "strided" and tensor.ndim >= 1:
@@ -160,7 +162,9 @@ def tensors(draw):
     tensor = random_tensor(draw(st.sampled_from(TORCH_DTYPES)), draw(shapes), draw(st.integers(0, 9)))
     tensor = draw(views(tensor))
     if tensor.numel() and tensor.reshape(-1).stride() != (1,):
-        tensor = tensor.clone(memory_format=torch.contiguous_format)  # test_a_view_that_is_flat_without_... says why
+        tensor = tensor.clone(
+            memory_format=torch.contiguous_format
+        )  # test_a_view_that_is_flat_without_... says why
     if draw(st.booleans()) and tensor.dtype in (torch.float32, torch.bfloat16, torch.complex64):
         tensor = torch.nn.Parameter(tensor, requires_grad=draw(st.booleans()))
     return tensor
@@ -169,7 +173,9 @@ def tensors(draw):
 @st.composite
 def sparse_tensors(draw):
     """COO (coalesced or not, with dense dimensions or not) and all compressed layouts."""
-    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.complex64]))
+    dtype = draw(
+        st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.complex64])
+    )
     seed = draw(st.integers(0, 9))
     kind = draw(st.sampled_from(["coo", "uncoalesced", "hybrid", "csr", "csc", "bsr", "bsc"]))
     dense = (torch.randn(6, 8, generator=torch.Generator().manual_seed(seed)) > 0.5).to(dtype)

@@ -70,7 +70,9 @@ class MasterAdam(torch.optim.AdamW):
                 state["exp_avg"].lerp_(grad, 0.1)
                 state["exp_avg_sq"].mul_(0.99).addcmul_(grad, grad, value=0.01)
                 state["master"].mul_(1 - group["lr"] * group["weight_decay"])
-                state["master"].addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt() + 1e-8, value=-group["lr"])
+                state["master"].addcdiv_(
+                    state["exp_avg"], state["exp_avg_sq"].sqrt() + 1e-8, value=-group["lr"]
+                )
                 p.copy_(state["master"])
 
 
@@ -90,7 +92,9 @@ class Training:
         make = MasterAdam if scenario == "bf16" else torch.optim.AdamW
         self.optimizer = make(groups, lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 40)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=4, enabled=scenario == "scaler")
+        self.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=64.0, growth_interval=4, enabled=scenario == "scaler"
+        )
         self.noise = torch.Generator().manual_seed(seed)
         self.extra = {"seen": [], "ema": torch.zeros(()), "best": float("nan")}
         self.state = ckptstore.TrainState(
@@ -146,7 +150,11 @@ def _plain(value):
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, torch.Tensor):
-        raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        raw = (
+            value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if value.numel()
+            else b""
+        )
         return (str(value.dtype), tuple(value.shape), raw)
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())

@@ -19,7 +19,16 @@ SAVE_AT = (0, 3, 7, 8, 10, 16)
 
 def in_a_new_process(locations, scenario):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.roundtrip.resume_exact", scenario, str(STEPS), *locations],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "tests.roundtrip.resume_exact",
+            scenario,
+            str(STEPS),
+            *locations,
+        ],
         cwd=ROOT,
         capture_output=True,
         timeout=100,

@@ -109,7 +109,9 @@ def test_a_ranged_read_reads_only_the_chunks_that_it_meets():
     assert len([call for call in backend.log if call.op == "read_into"]) == 1
 
 
-@pytest.mark.parametrize("key", [100, -101, (0, 0, 0), slice(0, 10, 2), slice(None, None, -1), "a", True, [1], None, (..., ...)])
+@pytest.mark.parametrize(
+    "key", [100, -101, (0, 0, 0), slice(0, 10, 2), slice(None, None, -1), "a", True, [1], None, (..., ...)]
+)
 def test_an_index_that_cannot_be_read_is_refused(key):
     store, _ = saved({"x": torch.zeros(100, 2)})
     lazy = store.run("r").latest.tensors["x"]
@@ -130,7 +132,10 @@ def test_a_ranged_read_of_a_numpy_array_has_its_dtype(dtype):
 # --- loading by name -----------------------------------------------------------------------------
 
 PARTS = {
-    "model": {"wte": torch.ones(3), "h": [{"w": torch.zeros(2), "n": 1}, {"w": torch.full((2,), 2.0), "n": 2}]},
+    "model": {
+        "wte": torch.ones(3),
+        "h": [{"w": torch.zeros(2), "n": 1}, {"w": torch.full((2,), 2.0), "n": 2}],
+    },
     "optimizer": {"lr": 0.1, "m": torch.ones(4)},
     "step": 7,
 }
@@ -180,7 +185,15 @@ def test_loading_a_part_reads_only_its_chunks():
 
 def test_restore_fills_tensors_and_arrays_in_place_and_replaces_values():
     weight, array, view = torch.zeros(600), np.zeros((2, 300)), torch.zeros(4, 4)
-    store, _ = saved({"w": torch.arange(600.0), "a": np.ones((2, 300)), "v": torch.ones(4, 2), "epoch": 20, "args": {"x": 1}})
+    store, _ = saved(
+        {
+            "w": torch.arange(600.0),
+            "a": np.ones((2, 300)),
+            "v": torch.ones(4, 2),
+            "epoch": 20,
+            "args": {"x": 1},
+        }
+    )
     target = {"w": weight, "a": array, "v": view[:, ::2], "epoch": 0, "args": {}}
     assert again(store).run("r").restore(target) == 1
     assert target["w"] is weight
@@ -275,7 +288,9 @@ def test_rename_gives_stored_names_to_a_state(rename):
     store, _ = saved({"module": {"w": torch.ones(2)}})
     target = {"m": {"w": torch.zeros(2)}} if rename == {"module": "m"} else {"w": torch.zeros(2)}
     store.run("r").latest.restore(target, rename=rename)
-    assert torch.equal(target.get("w", target.get("m", {}).get("w") if "m" in target else None), torch.ones(2))
+    assert torch.equal(
+        target.get("w", target.get("m", {}).get("w") if "m" in target else None), torch.ones(2)
+    )
 
 
 @pytest.mark.xfail(strict=True, reason="of two stored names renamed to one, the last wins in silence")
@@ -365,7 +380,9 @@ def test_a_failure_after_bytes_were_placed_says_that_the_state_is_a_mixture():
 
 
 def test_a_failure_before_any_byte_was_placed_leaves_the_state_as_it_was():
-    store, _ = saved({"a": torch.ones(30), "b": torch.ones(30)})  # one small pack, verified before it is placed
+    store, _ = saved(
+        {"a": torch.ones(30), "b": torch.ones(30)}
+    )  # one small pack, verified before it is placed
     (key,) = objects(store, "packs/")
     flip(store, key)
     target = {"a": torch.zeros(30), "b": torch.zeros(30)}
@@ -421,7 +438,11 @@ def test_bases_let_a_run_reuse_the_chunks_of_another():
 
 def test_equal_chunks_within_one_save_are_written_once():
     store = fresh()
-    state = {"a": torch.zeros(10_000), "b": torch.zeros(10_000), "small": [torch.ones(10).clone() for _ in range(50)]}
+    state = {
+        "a": torch.zeros(10_000),
+        "b": torch.zeros(10_000),
+        "small": [torch.ones(10).clone() for _ in range(50)],
+    }
     assert written_by(store, lambda: store.run("r").save(1, state).result()) == 1024 + (40_000 % 1024) + 40
     assert state_difference(state, again(store).run("r").latest.load()) is None
 
@@ -464,7 +485,7 @@ def test_a_pack_is_reused_singly_only_while_half_of_it_is_still_wanted():
         state[name] = torch.randn(20, generator=generator)
     pending = run.save(2, {"m": state})
     assert pending.new_bytes == (5 + 15) * 80  # of the first pack too little is left: the rest moves on
-    assert len({key for key in pending.result().contents.keys.keys}) == 2
+    assert len(set(pending.result().contents.keys.keys)) == 2
     assert state_difference({"m": state}, again(store).run("r").latest.load()) is None
 
 
@@ -740,16 +761,36 @@ def test_a_pin_lasts_until_it_is_taken_off():
 # --- what is given beside the state --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [1, 1.5, -0.0, math.nan, math.inf, -math.inf, 2**62, np.float32(0.5), np.int64(3), torch.tensor(0.25), torch.tensor([2.0])[0]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        1,
+        1.5,
+        -0.0,
+        math.nan,
+        math.inf,
+        -math.inf,
+        2**62,
+        np.float32(0.5),
+        np.int64(3),
+        torch.tensor(0.25),
+        torch.tensor([2.0])[0],
+    ],
+)
 def test_numbers_are_metrics_and_come_back_in_every_process(value):
     store, _ = saved({}, metrics={"loss": value})
     plain = value.item() if hasattr(value, "item") else value
-    for found in (again(store).run("r").latest.metrics["loss"], again(store).run("r").latest.record.metrics["loss"]):
+    for found in (
+        again(store).run("r").latest.metrics["loss"],
+        again(store).run("r").latest.record.metrics["loss"],
+    ):
         assert type(found) is type(plain)
         assert found == plain or (math.isnan(found) and math.isnan(plain))
 
 
-@pytest.mark.parametrize("value", [True, np.bool_(True), "1", None, [1.0], torch.ones(2), 1j, torch.tensor(True), 2**64])
+@pytest.mark.parametrize(
+    "value", [True, np.bool_(True), "1", None, [1.0], torch.ones(2), 1j, torch.tensor(True), 2**64]
+)
 def test_what_is_no_number_is_no_metric_and_nothing_is_saved(value):
     store = fresh()
     with pytest.raises(UsageError, match="metric 'loss'"):
@@ -795,14 +836,23 @@ def test_what_is_no_whole_number_of_64_bits_is_no_step(step):
 
 
 @pytest.mark.xfail(strict=True, reason="check_step asks tensors for __index__ only")
-@pytest.mark.parametrize("step", [torch.tensor(True), torch.tensor(1.5), torch.ones(2, dtype=torch.int64)], ids=repr)
+@pytest.mark.parametrize(
+    "step", [torch.tensor(True), torch.tensor(1.5), torch.ones(2, dtype=torch.int64)], ids=repr
+)
 def test_a_tensor_that_is_no_whole_number_is_no_step(step):
     with pytest.raises(UsageError, match="step"):
         fresh().run("r").save(step, {})
 
 
 def test_metadata_of_a_megabyte_comes_back_typed_and_more_than_four_is_refused():
-    metadata = {"text": "é" * (1 << 19), "step": 10, "lr": 1e-3, "tags": ["a"], "none": None, "t": (1, {2: b"x"})}
+    metadata = {
+        "text": "é" * (1 << 19),
+        "step": 10,
+        "lr": 1e-3,
+        "tags": ["a"],
+        "none": None,
+        "t": (1, {2: b"x"}),
+    }
     store, run = saved({}, metadata=metadata)
     assert dict(again(store).run("r").latest.metadata) == metadata
     assert type(again(store).run("r").latest.metadata["t"]) is tuple
@@ -822,7 +872,9 @@ def test_a_failed_save_is_told_once_and_the_next_one_works():
     store, _ = saved({"x": torch.ones(600)})
     seen, backend = watched(store)
     run = seen.run("r")
-    backend.script.append(Fault("error", op="put", key="chunks/*", error=BackendError("disk on fire"), times=1))
+    backend.script.append(
+        Fault("error", op="put", key="chunks/*", error=BackendError("disk on fire"), times=1)
+    )
     pending = run.save(2, {"x": torch.zeros(600)})
     assert pending.level == "failed"
     with pytest.raises(ckptstore.CkptstoreError, match="disk on fire"):

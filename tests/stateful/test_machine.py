@@ -7,6 +7,7 @@ stands. A crash strikes a save at a drawn call of the backend; then that process
 import contextlib
 import itertools
 import logging
+import math
 
 import pytest
 import torch
@@ -121,7 +122,10 @@ class Machine(RuleBasedStateMachine):
         self.counter += 1
         weights = torch.arange(700, dtype=torch.int32)
         weights[self.counter % 700] = -self.counter
-        return {"m": {"w": weights, "b": torch.full((3,), float(self.counter))}, "n": [self.counter, (None, b"x")]}
+        return {
+            "m": {"w": weights, "b": torch.full((3,), float(self.counter))},
+            "n": [self.counter, (None, b"x")],
+        }
 
     def model_opens(self, process, resumed_from):
         process.epoch = self.model.open(resumed_from)
@@ -141,7 +145,12 @@ class Machine(RuleBasedStateMachine):
 
     # --- rules --------------------------------------------------------------------------------
 
-    @rule(who=WHO, step=STEPS, loss=st.one_of(st.none(), st.integers(0, 3), st.just(float("nan"))), tag=st.booleans())
+    @rule(
+        who=WHO,
+        step=STEPS,
+        loss=st.one_of(st.none(), st.integers(0, 3), st.just(float("nan"))),
+        tag=st.booleans(),
+    )
     def save(self, who, step, loss, tag):
         process = self.processes[who]
         state = self.content()
@@ -152,7 +161,7 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(SessionSupersededError):
                 pending.result()
             return
-        self.committed(process, pending.result(), step, state, {} if loss != loss else metrics, tag)
+        self.committed(process, pending.result(), step, state, {} if loss is not None and math.isnan(loss) else metrics, tag)
 
     def committed(self, process, checkpoint, step, state, metrics, tag=False):
         process.sequence += 1
@@ -274,9 +283,13 @@ class Machine(RuleBasedStateMachine):
         name = self.some(data)
         store = self.processes[who].store
         fork = f"fork {len(self.forks)}"
-        chunks = {info.key for prefix in ("chunks/", "packs/") for info in MemoryBackend(self.place).list(prefix)}
+        chunks = {
+            info.key for prefix in ("chunks/", "packs/") for info in MemoryBackend(self.place).list(prefix)
+        }
         store.run(fork).fork_from(self.processes[who].run.find(name))
-        after = {info.key for prefix in ("chunks/", "packs/") for info in MemoryBackend(self.place).list(prefix)}
+        after = {
+            info.key for prefix in ("chunks/", "packs/") for info in MemoryBackend(self.place).list(prefix)
+        }
         assert after == chunks
         self.forks[fork] = name
 

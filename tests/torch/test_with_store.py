@@ -47,7 +47,7 @@ def test_a_training_goes_on_from_any_checkpoint_in_a_store(run, scenario):
         ({"exclude": "optimizer.*"}, {"rng", "model", "scheduler", "loader", "extra", "train"}),
         ({"exclude": "loader.*"}, {"rng", "model", "optimizer", "scheduler", "extra", "train"}),
     ],
-    ids=str,
+    ids=["model", "model and optimizer", "optimizer state", "all but optimizer", "all but loader"],
 )
 def test_what_is_not_selected_stays_as_it_is(run, selection, changed):
     whole = Training("plain", 5)

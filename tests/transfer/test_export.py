@@ -17,7 +17,10 @@ from tests.transfer.made import assert_same, save, tensor_of
 
 STATE = {
     "model": {"layers.0.w": torch.ones(2, 3), "layers.1.w": torch.zeros(4), "head": torch.arange(3)},
-    "optimizer": {"state": {"layers.0.w": {"exp_avg": torch.ones(2, 3), "step": torch.tensor(3.0)}}, "lr": 0.1},
+    "optimizer": {
+        "state": {"layers.0.w": {"exp_avg": torch.ones(2, 3), "step": torch.tensor(3.0)}},
+        "lr": 0.1,
+    },
 }
 
 
@@ -30,7 +33,9 @@ def test_names_are_relative_to_the_component_that_is_asked_for(source, tmp_path)
     export(source, tmp_path / "x.safetensors", component="model")
     assert set(safetensors.torch.load_file(tmp_path / "x.safetensors")) == set(STATE["model"])
     export(source, tmp_path / "y.safetensors", only="model")
-    assert set(safetensors.torch.load_file(tmp_path / "y.safetensors")) == {f"model.{n}" for n in STATE["model"]}
+    assert set(safetensors.torch.load_file(tmp_path / "y.safetensors")) == {
+        f"model.{n}" for n in STATE["model"]
+    }
 
 
 def test_globs_prefixes_and_renaming_choose_the_names(source, tmp_path):
@@ -112,7 +117,10 @@ def test_shards_and_their_index_are_as_transformers_reads_them(store, tmp_path):
     source = save(store, {"model": state})
     report = export(source, tmp_path / "out", component="model", max_shard_bytes=40_000)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == [*(f"model-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)), "model.safetensors.index.json"]
+    assert names == [
+        *(f"model-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)),
+        "model.safetensors.index.json",
+    ]
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == report.tensor_bytes == 5 * 64 * 64 * 4 + 80_000
     loaded = {}
@@ -158,7 +166,10 @@ def test_tied_tensors_are_written_once_and_named_in_the_metadata(store, tmp_path
         assert file.metadata()["wte"] == "lm_head"  # as safetensors.torch.save_model writes it
     plain = export(source, tmp_path / "y.safetensors", component="model", metadata=False)
     assert plain.aliases == ()
-    assert_same(dict(safetensors.torch.load_file(tmp_path / "y.safetensors")), {"wte": w, "lm_head": w, "x": torch.ones(1)})
+    assert_same(
+        dict(safetensors.torch.load_file(tmp_path / "y.safetensors")),
+        {"wte": w, "lm_head": w, "x": torch.ones(1)},
+    )
     export(source, tmp_path / "x.npz", component="model")
     assert sorted(np.load(tmp_path / "x.npz").files) == ["lm_head", "wte", "x"]
     export(source, tmp_path / "x.pt", component="model")
@@ -203,7 +214,7 @@ def test_what_a_format_cannot_hold_is_refused_by_name(store, tmp_path, suffix, v
 
 def test_names_that_meet_are_refused_where_there_are_only_names(store, tmp_path):
     source = save(store, {"model": {"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1)}})
-    with pytest.raises(UsageError, match="several tensors would be named 'a.b'"):
+    with pytest.raises(UsageError, match=r"several tensors would be named 'a\.b'"):
         export(source, tmp_path / "x.safetensors", component="model")
     export(source, tmp_path / "x.pt", component="model")
     assert torch.load(tmp_path / "x.pt")["a"]["b"].item() == 1
@@ -220,7 +231,10 @@ def test_long_texts_go_into_a_torch_file_and_are_told_of_elsewhere(store, tmp_pa
     source = save(store, {"model": state})
     export(source, tmp_path / "x.pt", component="model")
     assert_same(torch.load(tmp_path / "x.pt", weights_only=True), state)
-    assert set(export(source, tmp_path / "x.safetensors", component="model").left_out) == {"vocabulary", "blob"}
+    assert set(export(source, tmp_path / "x.safetensors", component="model").left_out) == {
+        "vocabulary",
+        "blob",
+    }
 
 
 def test_progress_ends_at_the_total(source, tmp_path):
@@ -236,9 +250,9 @@ def test_a_damaged_chunk_stops_the_export_and_is_named(store, tmp_path):
     data = bytearray(chunk.read_bytes())
     data[100] ^= 1
     chunk.write_bytes(data)
-    with pytest.raises(DamageError, match="'model.w'"):
+    with pytest.raises(DamageError, match=r"'model\.w'"):
         export(source, tmp_path / "x.safetensors")
     chunk.unlink()
-    with pytest.raises(DamageError, match="'model.w'"):
+    with pytest.raises(DamageError, match=r"'model\.w'"):
         export(source, tmp_path / "x.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]

@@ -36,7 +36,9 @@ def _in_memory():
 
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(_NAMES, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(_NAMES, inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -82,7 +84,10 @@ def test_any_arrays_come_back_from_npz(drawn):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt", "npz"])
 def test_several_components_come_back_as_such(store, tmp_path, suffix):
-    state = {"model": {"a.b": tensor_of("float32"), "c": tensor_of("int64")}, "ema": {"a.b": tensor_of("float32")}}
+    state = {
+        "model": {"a.b": tensor_of("float32"), "c": tensor_of("int64")},
+        "ema": {"a.b": tensor_of("float32")},
+    }
     if suffix == "npz":
         state = {name: {k: t.numpy() for k, t in part.items()} for name, part in state.items()}
     assert_same(there_and_back(store, state, tmp_path / f"x.{suffix}", component=None), state)
@@ -117,7 +122,7 @@ def test_safetensors_itself_loads_each_dtype(store, tmp_path, dtype):
         assert_same({name: file.get_tensor(name) for name in state}, state)
 
 
-@pytest.mark.parametrize("dtype", _TORCH + [dtypes.PAIRED])
+@pytest.mark.parametrize("dtype", [*_TORCH, dtypes.PAIRED])
 def test_torch_itself_loads_each_dtype(store, tmp_path, dtype):
     state = {"x": tensor_of(dtype), "scalar": tensor_of(dtype, ()), "none": tensor_of(dtype, (0, 8))}
     export(save(store, {"model": state}), tmp_path / "x.pt", component="model")
@@ -135,7 +140,9 @@ def test_a_file_of_safetensors_itself_and_of_torch_itself_are_imported(store, tm
 def test_numpy_arrays_stay_numpy_through_safetensors_and_npz(store, tmp_path):
     state = {"when": np.array(["2020-01-01", "NaT"], "M8[D]"), "x": np.arange(6.0).reshape(2, 3)}
     for suffix in ("safetensors", "npz"):
-        assert_same(there_and_back(store, {"model": state}, tmp_path / f"x.{suffix}", name=suffix)["model"], state)
+        assert_same(
+            there_and_back(store, {"model": state}, tmp_path / f"x.{suffix}", name=suffix)["model"], state
+        )
 
 
 def test_numpy_arrays_become_tensors_in_a_torch_file_and_the_report_says_so(store, tmp_path):
