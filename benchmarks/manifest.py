@@ -3,8 +3,8 @@
     python -m benchmarks.manifest --checkpoints 10000 --tensors 2000 --runs 10 --json out.json
 
 The rows are made up and put in by the library's own ingest; the tier gets a commit record for each, so that
-what every command does first (looking for news in the tier) is inside the clock too. `rebuild` is measured on real
-checkpoints of the same number of tensors, because it reads their records.
+what every command does first (looking for news in the tier) is inside the clock too. `rebuild` is measured on
+real checkpoints of the same number of tensors, because it reads their records.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def diff(
         ]
         with contextlib.ExitStack() as stack:
             for checkpoint in {a.id: a, b.id: b}.values():
-                stack.enter_context(checkpoint._reading())  # noqa: SLF001 - one package
+                stack.enter_context(checkpoint._reading())
             measured, bytes_read = measure(a.contents, b.contents, a._tier, b._tier, pairs, progress)
     tensors, same = _tensors(a, b, names, compared, measured)
     count, found = tree_changes(a.contents, b.contents, selection, MAX_VALUE_CHANGES)

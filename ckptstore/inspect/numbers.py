@@ -94,11 +94,13 @@ def _table(name: str) -> npt.NDArray[np.float64]:
         exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1)
         mantissa = code & ((1 << mantissa_bits) - 1)
         all_ones = exponent == (1 << exponent_bits) - 1
-        if top == "fnuz" and code == 1 << (width - 1):
-            values[code] = np.nan
-        elif (top == "fn" and all_ones and mantissa == (1 << mantissa_bits) - 1) or (
-            top == "ieee" and all_ones and mantissa
-        ):
+        is_nan = {
+            "fnuz": code == 1 << (width - 1),
+            "fn": all_ones and mantissa == (1 << mantissa_bits) - 1,
+            "ieee": all_ones and mantissa > 0,
+            "finite": False,
+        }
+        if is_nan[top]:
             values[code] = np.nan
         elif top == "ieee" and all_ones:
             values[code] = sign * np.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def plot(
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
         raise UsageError(f"{target.name!r} is no picture", hint=f"end it with {', '.join(FORMATS)}")
-    store = run._store  # noqa: SLF001 - one package
+    store = run._store
     store.catalog.refresh(run.key)
     rows = store.catalog.ask(lambda manifest: manifest.checkpoints(run.key))
     if not rows:
@@ -194,12 +195,12 @@ def _finish_bars(axis: Any, title: str, entries: int) -> None:
 def _session_starts(rows: list[CheckpointRow]) -> list[float]:
     """Between the last step of a session and the first of the next."""
     ordered = sorted(rows, key=lambda row: (row.epoch, row.sequence))
-    return [(a.step + b.step) / 2 for a, b in zip(ordered, ordered[1:], strict=False) if a.epoch != b.epoch]
+    return [(a.step + b.step) / 2 for a, b in itertools.pairwise(ordered) if a.epoch != b.epoch]
 
 
 def _width(rows: list[CheckpointRow]) -> float:
     steps = sorted({row.step for row in rows})
-    gaps = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
     return 0.7 * min(gaps, default=1)
 
 

@@ -83,7 +83,7 @@ class Rows:
         self.count += len(batch)
         self._bytes += nbytes
         if self._spool is None and self._bytes > _IN_MEMORY_BYTES:
-            self._spool = tempfile.TemporaryFile(prefix="ckptstore-query-")
+            self._spool = tempfile.TemporaryFile(prefix="ckptstore-")  # noqa: SIM115 - outlives this call
         if self._spool is None:
             self._batches.append(batch)
             return

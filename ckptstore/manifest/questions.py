@@ -31,7 +31,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "latest",
         "What is the latest checkpoint of every run?",
-        "What a restore would take now. A checkpoint that a run went back to is the latest until the next save.",
+        "What a restore would take now. A checkpoint gone back to is the latest until the next save.",
         """\
 SELECT run, step, created_at, logical_bytes, metrics
 FROM v_checkpoints
@@ -82,7 +82,7 @@ LIMIT 30;""",
     Question(
         "best",
         "Which checkpoints are the best by a metric?",
-        "Smallest first; write DESC for the largest. NaN never wins, and what cannot be restored is left out.",
+        "Smallest first; DESC for the largest. NaN never wins, and what cannot be restored is left out.",
         """\
 SELECT run, step, value, checkpoint
 FROM v_metrics
@@ -144,8 +144,8 @@ LIMIT 10;""",
     Question(
         "grown_tensors",
         "Which tensors grew or shrank, and when?",
-        "A vocabulary was extended, a cache filled up, a batch size changed. Only where a run's layout changed "
-        "can a size have changed, so only those checkpoints are looked at.",
+        "A vocabulary was extended, a cache filled up. Only where a run's layout changed can a size have "
+        "changed, so only those checkpoints are looked at.",
         """\
 WITH layouts_in_order AS (
     SELECT c.replica_id, r.layout_id, c.step, c.epoch, c.sequence,
@@ -208,7 +208,7 @@ ORDER BY runs.run, c.epoch, c.sequence;""",
         "Each start is a session with a number. Null: it began with nothing.",
         """\
 SELECT s.epoch, s.started_at, from_run.run AS resumed_run, c.step AS resumed_step, s.rewound,
-       (SELECT count(*) FROM checkpoints AS saved WHERE saved.run_id = s.run_id AND saved.epoch = s.epoch) AS saves
+       (SELECT count(*) FROM checkpoints AS x WHERE x.run_id = s.run_id AND x.epoch = s.epoch) AS saves
 FROM sessions AS s
 JOIN runs USING (run_id)
 LEFT JOIN checkpoints AS c ON c.checkpoint = s.resumed_from

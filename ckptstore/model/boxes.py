@@ -103,6 +103,16 @@ def cut(box: Box, cell: Shape) -> Iterator[Box]:
         yield Box(tuple(o for o, _ in combination), tuple(n for _, n in combination))
 
 
+def pieces_of(box: Box, cell: Shape) -> int:
+    """Into how many pieces :func:`cut` cuts a box, without cutting it."""
+    if box.numel == 0:
+        return 0
+    return math.prod(
+        (offset + size - 1) // step - offset // step + 1
+        for offset, size, step in zip(box.offsets, box.sizes, cell, strict=True)
+    )
+
+
 def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> str | None:
     """None when `boxes` tile a tensor of `shape` exactly once, else what is wrong.
 

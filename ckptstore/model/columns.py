@@ -67,7 +67,7 @@ def decode_columns(data: bytes | memoryview, expected: Sequence[str], what: str)
     try:
         header = msgpack.unpackb(view[_HEAD.size : _HEAD.size + head_bytes], use_list=True)
         rows = [(str(name), str(dtype), int(count)) for name, dtype, count in header]
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise DocumentError(f"{what}: header does not decode") from error
     columns: dict[str, Column] = {}
     position = _HEAD.size + head_bytes

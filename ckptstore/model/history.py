@@ -190,13 +190,13 @@ def best(entries: Sequence[Entry], metric: str, mode: str) -> Entry | None:
     """
     if mode not in ("min", "max"):
         raise UsageError(f"mode must be 'min' or 'max', not {mode!r}")
-    sign = 1.0 if mode == "max" else -1.0
     winner: Entry | None = None
-    top = -math.inf
+    top: int | float = 0
     for entry in counting(entries):
         value = entry.facts.metrics.get(metric)
         if not entry.facts.restorable or value is None or math.isnan(value):
             continue
-        if winner is None or sign * value >= top:
-            winner, top = entry, sign * value
+        # Compared as they are: as floats, whole numbers past 2**53 would be ties.
+        if winner is None or (value >= top if mode == "max" else value <= top):
+            winner, top = entry, value
     return winner

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from ckptstore.errors import DocumentError
 from ckptstore.model import columns
-from ckptstore.model.boxes import Box, Shape, cell_shape, cut, uncovered
+from ckptstore.model.boxes import Box, Shape, cell_shape, cut, pieces_of, uncovered
 from ckptstore.model.dtypes import BY_CODE, DType
 
 KINDS = ("torch", "numpy", "bytes", "bytearray", "str")
 MAX_NDIM = 64
 MAX_CHUNK_BYTES = 1 << 32
+MAX_CHUNKS = 1 << 24
 _COLUMNS = [
     "name_text",
     "name_ends",
@@ -167,15 +168,26 @@ class Layout:
         )
 
     @classmethod
-    def decode(cls, data: bytes) -> Layout:
+    def decode(cls, data: bytes, max_chunks: int = MAX_CHUNKS) -> Layout:
         """Reads the table back.
+
+        Args:
+            max_chunks: more than this is refused before anything of that size is made: a few hostile bytes
+                can claim any number of chunks. Whoever has a digest table knows how many there can be.
 
         Raises:
             DocumentError: it is damaged or inconsistent.
         """
         table = columns.decode_columns(data, _COLUMNS, "layout table")
         try:
-            return _build(table)
+            layout = _build(table)
+            count = 0
+            for i, tensor in enumerate(layout.tensors):
+                cell = layout.cell(i)
+                count += sum(pieces_of(box, cell) for box in tensor.boxes)
+                if count > max_chunks:
+                    raise DocumentError(f"layout table claims more than {max_chunks} chunks")
+            return layout
         except (IndexError, KeyError, ValueError, OverflowError, StopIteration) as error:
             raise DocumentError(f"layout table is inconsistent: {error!r}") from error
 
@@ -232,7 +244,9 @@ def assign_names(paths: Sequence[tuple[object, ...]]) -> list[str]:
     if len(count) == len(plain):
         return plain
     names = [_exact(path) if count[name] > 1 else name for name, path in zip(plain, paths, strict=True)]
-    return names if len(set(names)) == len(names) else [_exact(path) for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    return _numbered([_exact(path) for path in paths])
 
 
 def _exact(path: tuple[object, ...]) -> str:
@@ -246,6 +260,24 @@ def _exact(path: tuple[object, ...]) -> str:
         else:
             parts.append(f"[{key!r}]")
     return _printable("".join(parts).removeprefix("."))
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """What is still alike (two NaN keys look the same) is told apart by its place."""
+    taken = set(names)
+    seen: set[str] = set()
+    out = []
+    for name in names:
+        number = 2
+        unique = name
+        while unique in seen:
+            unique = f"{name}#{number}"
+            number += 1
+            if unique in taken:
+                unique = name
+        seen.add(unique)
+        out.append(unique)
+    return out
 
 
 def _printable(name: str) -> str:

@@ -230,15 +230,22 @@ def _named_text(value: Any) -> tuple[str, Any] | None:
     kind = type(value)
     if kind is datetime.datetime:
         zone = value.tzinfo
-        if zone is None or isinstance(zone, datetime.timezone):
+        if zone is None:
             return ("datetime", [value.isoformat(), value.fold])
+        if isinstance(zone, datetime.timezone):
+            offset = zone.utcoffset(None)
+            name = zone.tzname(None)
+            named = [] if name == datetime.timezone(offset).tzname(None) else [None, name]
+            return ("datetime", [value.isoformat(), value.fold, *named])
         if isinstance(zone, zoneinfo.ZoneInfo) and zone.key:
             return ("datetime", [value.replace(tzinfo=None).isoformat(), value.fold, zone.key])
         return None
     if kind is datetime.timedelta:
         return ("timedelta", [value.days, value.seconds, value.microseconds])
-    if kind is datetime.date or (kind is datetime.time and value.tzinfo is None):
-        return (kind.__name__, value.isoformat())
+    if kind is datetime.date:
+        return ("date", value.isoformat())
+    if kind is datetime.time and value.tzinfo is None:
+        return ("time", [value.isoformat(), value.fold])
     if isinstance(value, pathlib.PurePath) and kind.__module__.startswith("pathlib"):
         return ("path" if isinstance(value, pathlib.Path) else kind.__name__, str(value))
     if kind is uuid.UUID or kind is decimal.Decimal:
@@ -340,7 +347,7 @@ def decode(
     """
     decoder = _Decoder(tensor_of, what, compose)
     try:
-        return msgpack.unpackb(
+        value = msgpack.unpackb(
             data,
             ext_hook=decoder.ext,
             list_hook=decoder.list,
@@ -351,10 +358,12 @@ def decode(
             max_bin_len=MAX_TREE_BYTES,
             max_str_len=MAX_TREE_BYTES,
         )
+        return decoder.checked(value)
     except DocumentError:
         raise
-    except (ValueError, TypeError, msgpack.UnpackException, ArithmeticError, LookupError) as error:
-        raise DocumentError(f"{what} does not decode: {error}") from error
+    # Constructors of a dozen types see what may be hostile bytes: each has errors of its own.
+    except Exception as error:
+        raise DocumentError(f"{what} does not decode: {error!r:.200}") from error
 
 
 class _Decoder:
@@ -363,16 +372,24 @@ class _Decoder:
         self._what = what
         self._compose = compose
 
+    def checked(self, value: Any) -> Any:
+        """Refuses what may not stand as a value: a marker on its own, msgpack's own timestamps."""
+        if type(value) is Container or type(value) is msgpack.Timestamp:
+            raise DocumentError(f"{self._what}: {value!r:.60} is no value")
+        return value
+
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        out = dict(pairs)
+        out = {self.checked(key): self.checked(value) for key, value in pairs}
         if len(out) != len(pairs):
             raise DocumentError(f"{self._what}: a map has a key twice")
         return out
 
     def list(self, items: list[Any]) -> Any:
         if not items or type(items[0]) is not Container:
+            for item in items:
+                self.checked(item)
             return items
-        kind, rest = items[0], items[1:]
+        kind, rest = items[0], [self.checked(item) for item in items[1:]]
         match str(kind):
             case "tuple":
                 return tuple(rest)
@@ -397,6 +414,8 @@ class _Decoder:
                 composite = Composite(str(kind), rest[0], rest[1])
                 return composite if self._compose is None else self._compose(composite)
             case "torch.Size":
+                if not all(type(n) is int and 0 <= n < 2**63 for n in rest):
+                    raise DocumentError(f"{self._what}: no torch.Size: {rest!r:.60}")
                 torch = sys.modules.get("torch")
                 return torch.Size(rest) if torch is not None else tuple(rest)
         raise DocumentError(f"{self._what}: unknown container {str(kind)[:40]!r}")
@@ -413,7 +432,7 @@ class _Decoder:
                 return bytearray(data)
             case 5:
                 text, raw = msgpack.unpackb(data)
-                return np.frombuffer(raw, np.dtype(text))[0]
+                return np.frombuffer(raw, _plain_dtype(text))[0]
             case 6:
                 return self._named(*msgpack.unpackb(data, unicode_errors="surrogatepass"))
             case 7:
@@ -434,13 +453,17 @@ class _Decoder:
         match kind:
             case "datetime":
                 when = datetime.datetime.fromisoformat(text[0]).replace(fold=text[1])
+                if len(text) > 3:
+                    return when.replace(
+                        tzinfo=datetime.timezone(when.utcoffset() or datetime.timedelta(), text[3])
+                    )
                 return when.replace(tzinfo=zoneinfo.ZoneInfo(text[2])) if len(text) > 2 else when
             case "timedelta":
                 return datetime.timedelta(*text)
             case "date":
                 return datetime.date.fromisoformat(text)
             case "time":
-                return datetime.time.fromisoformat(text)
+                return datetime.time.fromisoformat(text[0]).replace(fold=text[1])
             case "path":
                 return pathlib.Path(text)
             case "PurePosixPath":
@@ -454,7 +477,7 @@ class _Decoder:
             case "Ellipsis":
                 return Ellipsis
             case "numpy.dtype":
-                return np.dtype(text)
+                return _plain_dtype(text)
             case "torch.dtype" | "torch.memory_format" | "torch.layout" | "torch.device":
                 return self._torch_value(kind, text)
         raise DocumentError(f"{self._what}: unknown value kind {kind[:40]!r}")
@@ -469,6 +492,13 @@ class _Decoder:
         if not isinstance(found, getattr(torch, kind.removeprefix("torch."))):
             return Opaque(kind, f"this torch has no {text}", text)
         return found
+
+
+def _plain_dtype(text: str) -> np.dtype[Any]:
+    dtype = np.dtype(text)
+    if dtype.kind not in "biufcmM" or dtype.shape:
+        raise ValueError(f"no plain dtype: {text!r:.40}")
+    return dtype
 
 
 def walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:

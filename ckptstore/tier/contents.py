@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ckptstore.errors import BackendError, ChunkDamagedError, DocumentError
 from ckptstore.model import tables, values
-from ckptstore.model.ids import Digest, digest_of
+from ckptstore.model.ids import DIGEST_BYTES, Digest, digest_of
 from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitRecord, TableRef
 from ckptstore.model.tables import KeyList, Locations
@@ -51,7 +51,10 @@ class Contents:
     @functools.cached_property
     def layout(self) -> Layout:
         """Tensors and boxes."""
-        layout = Layout.decode(self._table("layout"))
+        # The digest table has 32 bytes per chunk: more chunks than that cannot be.
+        layout = Layout.decode(
+            self._table("layout"), self.record.tables["digests"].size_bytes // DIGEST_BYTES
+        )
         problems = layout.check_coverage()
         if problems:
             raise DocumentError(f"{self}: boxes do not cover their tensors: {'; '.join(problems[:5])}")

@@ -200,13 +200,15 @@ def named(kind, payload):
     match kind:
         case "datetime":
             when = datetime.datetime.fromisoformat(payload[0]).replace(fold=payload[1])
+            if len(payload) == 4:
+                return when.replace(tzinfo=datetime.timezone(when.utcoffset(), payload[3]))
             return when.replace(tzinfo=zoneinfo.ZoneInfo(payload[2])) if len(payload) > 2 else when
         case "timedelta":
             return datetime.timedelta(*payload)
         case "date":
             return datetime.date.fromisoformat(payload)
         case "time":
-            return datetime.time.fromisoformat(payload)
+            return datetime.time.fromisoformat(payload[0]).replace(fold=payload[1])
         case "path":
             return pathlib.Path(payload)
         case "PurePosixPath" | "PureWindowsPath":
@@ -463,8 +465,8 @@ class Store:
         for path, data in self._documents(f"commits/{key}"):
             kind, body = open_document(data, "commit", "void", "gone")
             require((kind == "commit") == (len(data) >= 128), "the size does not tell the kind")
-            require(field(body, "attempt", str) == path.stem, "a record under another key")
             if kind == "commit":
+                require(field(body, "attempt", str) == path.stem, "a record under another key")
                 require(
                     set(field(body, "tables", dict)) == {"layout", "tree", "digests", "locations", "keys"},
                     "tables",

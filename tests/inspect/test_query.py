@@ -185,7 +185,10 @@ def test_the_callers_limits(filled):
 
 def test_many_rows_come_through_a_temporary_file_in_order(filled, monkeypatch):
     monkeypatch.setattr("ckptstore.manifest.query._IN_MEMORY_BYTES", 10_000)
-    many = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 5000) SELECT x, x'00ff', NULL, 1.5, 'é' || x FROM c"
+    many = (
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 5000)"
+        " SELECT x, x'00ff', NULL, 1.5, 'é' || x FROM c"
+    )
     assert rows(filled, many) == [(i, b"\x00\xff", None, 1.5, f"é{i}") for i in range(1, 5001)]
 
 
@@ -221,23 +224,22 @@ def test_useful_things_are_allowed(filled):
 
 
 def test_formats(filled):
-    sql = "SELECT 1 AS n, NULL AS none, '' AS empty, 'a,\"b\"\nc' AS text, x'00ff' AS blob, 9e999 AS big, 2 AS n"
+    sql = "SELECT 1 AS n, NULL AS none, '' AS e, 'a,\"b\"\nc' AS text, x'00ff' AS blob, 9e999 AS i, 2 AS n"
     document = json.loads("\n".join(lines(query(filled, sql), "json")))
     assert document == [
         {
             "n": 1,
             "none": None,
-            "empty": "",
+            "e": "",
             "text": 'a,"b"\nc',
             "blob": {"$base64": True, "encoded": "AP8="},
-            "big": "Infinity",
+            "i": "Infinity",
             "n_2": 2,
         }
     ]
     assert [json.loads(line) for line in lines(query(filled, sql), "nl")] == document
     assert (
-        "\n".join(lines(query(filled, sql), "csv"))
-        == 'n,none,empty,text,blob,big,n\n1,,"","a,""b""\nc",AP8=,inf,2'
+        "\n".join(lines(query(filled, sql), "csv")) == 'n,none,e,text,blob,i,n\n1,,"","a,""b""\nc",AP8=,inf,2'
     )
     table = list(lines(query(filled, sql), "table"))
     assert len(table) == 3

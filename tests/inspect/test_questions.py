@@ -28,9 +28,9 @@ FILLED = {
 INTRODUCTION = """\
 # Questions and answers
 
-Each answer below is of a small store with two runs: `gpt-small`, which was resumed once, has a checkpoint that was
-damaged on disk and one that somebody marked invalid; and `gpt-small-chat`, which began with the weights of
-`gpt-small@1000` and trains only its last block. Your own store answers the same way:
+Each answer below is of a small store with two runs: `gpt-small`, which was resumed once, has a checkpoint
+that was damaged on disk and one that somebody marked invalid; and `gpt-small-chat`, which began with the
+weights of `gpt-small@1000` and trains only its last block. Your own store answers the same way:
 
 ```python
 from ckptstore.inspect.query import query
@@ -45,8 +45,8 @@ What stands in the SQL as `:run`, `:tensor` or `:metric` is filled in by the ask
 
 ![A question in datasette: which steps hold a tensor, and where did it change?](images/datasette.png)
 
-A query can only read. It sees the store as it is when it is asked, is stopped after 20 seconds, and does not keep a
-training from saving. [The manifest](manifest.md) describes every table, view and column.
+A query can only read. It sees the store as it is when it is asked, is stopped after 20 seconds, and does not
+keep a training from saving. [The manifest](manifest.md) describes every table, view and column.
 """
 
 

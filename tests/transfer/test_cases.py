@@ -239,7 +239,7 @@ def test_c202_a_relative_destination_is_a_file_that_can_be_moved(store, tmp_path
 
 
 def test_c211_no_field_of_32_bits_bounds_a_tensor(tmp_path):
-    """The archive is written with 64-bit sizes from the first byte on, so that nothing depends on the size."""
+    """The archive has 64-bit sizes from the first byte on, so that nothing depends on the size."""
     from ckptstore.transfer.zips import ZipWriter
 
     with (tmp_path / "x.zip").open("w+b") as file:
