@@ -158,9 +158,9 @@ def fill_store(store: ckptstore.Store, checkpoints: int, tensors: int, runs: int
                 for number in range(start, min(start + 100, checkpoints // runs)):
                     rows = changed(rows, source)
                     record = record_of(name, epoch, number, tensors, rows)
-                    manifest.put_record(uuid, key, record, table, rows, 200_000)
-                    commit_key = keys.commit_key(key, record.attempt)
-                    store.tier.backend.put(commit_key, [encode_record(record)])
+                    data = encode_record(record)
+                    manifest.put_record(uuid, key, record, table, rows, len(data))
+                    store.tier.backend.put(keys.commit_key(key, record.attempt), [data])
 
 
 def layout_of(tensors: int) -> LayoutRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ def plot(
     chosen = tuple(metrics if metrics is not None else known[:MAX_PANELS])
     figure = _draw(_pyplot(), run.name, rows, chosen)
     try:
-        figure.savefig(target, dpi=120)
+        with warnings.catch_warnings():  # a name in a script that the font has not: boxes are drawn
+            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+            figure.savefig(target, dpi=120)
     except OSError as error:
         raise BackendError(f"{str(target)!r} cannot be written: {error.strerror}") from error
     return chosen

@@ -27,8 +27,8 @@ from ckptstore.manifest.sql_errors import explain
 Row: TypeAlias = tuple[Any, ...]
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
-SECONDS = 20.0
-"""Less than the 30 s for which a save waits for a lock."""
+SECONDS = 8.0
+"""Less than the 10 s for which a save waits for the lock, before it leaves the manifest to others."""
 
 MAX_VALUE_BYTES = 1 << 20
 """Largest text or blob: functions over larger ones could run for hours without a look at the clock."""

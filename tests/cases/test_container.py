@@ -185,7 +185,8 @@ def test_c144_optimizer_step_counts_keep_their_type():
 
 def test_c146_paths_are_lists_of_keys_and_never_meet():
     state = {
-        "a": {"b": torch.full((1,), 1.0), "0": torch.full((1,), 2.0), 0: torch.full((1,), 3.0), "b.c": torch.full((1,), 4.0)},
+        "a": {"b": torch.full((1,), 1.0), "0": torch.full((1,), 2.0), 0: torch.full((1,), 3.0)},
+        "a.b.": {"c": torch.full((1,), 4.0)},
         "a.b": torch.full((1,), 5.0),
         "a/b": torch.full((1,), 6.0),
         "a.b.c": torch.full((1,), 7.0),

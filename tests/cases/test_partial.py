@@ -10,11 +10,11 @@ import sys
 import textwrap
 from pathlib import Path
 
-import ckptstore_local._sys as calls
 import numpy as np
 import pytest
 
 import ckptstore
+import ckptstore_local._sys as calls
 from ckptstore.errors import ChunkDamagedError, CkptstoreError, NotFoundError, StateMismatchError
 from ckptstore.testing import Fault, FaultBackend, SimulatedCrash
 from ckptstore.tier.intents import list_intents
@@ -30,7 +30,9 @@ def directory(tmp_path):
     return tmp_path / "store"
 
 
-def killed_while_saving(directory: Path, step: int, state, *, key: str = "commits/*", restore: bool = True) -> None:
+def killed_while_saving(
+    directory: Path, step: int, state, *, key: str = "commits/*", restore: bool = True
+) -> None:
     """A process that restores, begins to save, and dies before it puts `key`."""
     backend = FaultBackend(LocalBackend(directory))
     with contextlib.closing(store_over(backend)) as store:
@@ -57,7 +59,9 @@ def test_c001_a_step_that_died_before_its_record_is_never_listed(directory):
         state = blank_like(make_state(0))
         assert run.restore(state) == 20
         assert same(state, make_state(20))
-        assert [doc.attempt.split("-")[1] for doc in list_intents(store.tier)] == ["30"], "gc is told whose it was"
+        assert [doc.attempt.split("-")[1] for doc in list_intents(store.tier)] == ["30"], (
+            "gc is told whose it was"
+        )
 
 
 def test_c002_an_unreadable_newest_is_named_and_fallback_says_what_it_passed_over(directory, caplog):
@@ -99,7 +103,11 @@ def test_c007_a_part_that_is_missing_is_an_error_not_a_warning(directory):
     with ckptstore.open(directory) as store:
         run = store.run(TRAIN)
         run.save(1, {"model": {"w": np.ones(3)}, "optimizer": {"m": np.ones(3)}}).result()
-        whole = {"model": {"w": np.zeros(3)}, "optimizer": {"m": np.zeros(3)}, "loader": {"seen": np.zeros(1)}}
+        whole = {
+            "model": {"w": np.zeros(3)},
+            "optimizer": {"m": np.zeros(3)},
+            "loader": {"seen": np.zeros(1)},
+        }
         with pytest.raises(StateMismatchError, match=r"loader\.seen") as caught:
             run.restore(whole)
         assert caught.value.problems == ("missing in the checkpoint: loader.seen",)
@@ -211,7 +219,9 @@ def test_c014_a_rename_that_is_a_copy_and_a_delete_can_be_killed_inside(director
         with monkeypatch.context() as patch:
             patch.setattr(calls, "rename", rename)
             patch.setattr(calls, "unlink", dead)
-            patch.setattr(calls, "link", lambda *a: (_ for _ in ()).throw(Killed()) if not alive else os.link(*a))
+            patch.setattr(
+                calls, "link", lambda *a: (_ for _ in ()).throw(Killed()) if not alive else os.link(*a)
+            )
             with pytest.raises(Killed):
                 run.save(2, make_state(2))
     with ckptstore.open(directory) as store:

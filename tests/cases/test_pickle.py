@@ -97,7 +97,7 @@ def test_c157_a_memoryview_comes_back_as_bytes(size):
 
 def test_c159_an_object_whose_class_is_gone_is_a_placeholder_and_the_rest_loads(monkeypatch):
     module = types.ModuleType("a_config_library")
-    exec("class ListConfig:\n    pass", module.__dict__)
+    module.ListConfig = type("ListConfig", (), {"__module__": "a_config_library"})
     monkeypatch.setitem(sys.modules, "a_config_library", module)
     item = module.ListConfig()
     item.values = [1, 2]

@@ -12,12 +12,25 @@ import os
 import signal
 import sys
 
-import ckptstore_local._sys as calls
-
 import ckptstore
+import ckptstore_local._sys as calls
 from tests.crash._support import TRAIN, blank_like, make_state, same
 
-NAMES = "open close fsync ftruncate link lstat mkdir preadv pwrite rename scandir stat unlink".split()
+NAMES = [
+    "open",
+    "close",
+    "fsync",
+    "ftruncate",
+    "link",
+    "lstat",
+    "mkdir",
+    "preadv",
+    "pwrite",
+    "rename",
+    "scandir",
+    "stat",
+    "unlink",
+]
 
 
 def kill_at(target: int) -> None:

@@ -1,6 +1,6 @@
 """Another process on the same store: does what it is told on stdin, line by line, and answers in JSON.
 
-    python -m tests.crash._peer DIRECTORY
+python -m tests.crash._peer DIRECTORY
 """
 
 from __future__ import annotations

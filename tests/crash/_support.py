@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from ckptstore_memory import MemoryBackend, _places
 
 from ckptstore.backend import Backend
 from ckptstore.config import resolve
@@ -22,6 +21,7 @@ from ckptstore.tier import commits, layout, runs
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.retry import RetryingBackend
 from ckptstore.tier.tier import Tier
+from ckptstore_memory import MemoryBackend, _places
 
 CHUNK_BYTES = 64 << 10
 TRAIN = "train/exp 1"

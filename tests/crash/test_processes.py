@@ -131,7 +131,9 @@ def test_a_rewind_elsewhere_counts_at_once(directory, store):
             run.save(3, make_state(3)).result()
         newer = peer.ask("save", 2, 9)
     assert run.latest.id == newer
-    assert same(run[2].load(), make_state(2, 9)), "of two checkpoints at a step, the later in the order counts"
+    assert same(run[2].load(), make_state(2, 9)), (
+        "of two checkpoints at a step, the later in the order counts"
+    )
 
 
 def test_a_forked_child_opens_a_session_of_its_own(directory, store):

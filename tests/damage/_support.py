@@ -38,7 +38,11 @@ def own_files(store: Store, directory: Path, step: int) -> dict[str, list[Path]]
     contents = run[step].contents
     others = {key for other in STEPS if other != step for key in run[other].contents.object_sizes}
     pieces = [piece.key for ref in contents.record.tables.values() for piece in ref.pieces]
-    found: dict[str, list[Path]] = {"chunk": [], "pack": [], "table": [directory / key for key in pieces if key not in others]}
+    found: dict[str, list[Path]] = {
+        "chunk": [],
+        "pack": [],
+        "table": [directory / key for key in pieces if key not in others],
+    }
     for key in contents.keys.keys:
         if key not in others:
             found["pack" if key.startswith("packs/") else "chunk"].append(directory / key)

@@ -11,23 +11,46 @@ import sys
 import textwrap
 from pathlib import Path
 
-import ckptstore_local._sys as calls
 import pytest
 
+import ckptstore_local._sys as calls
 from ckptstore.errors import (
     BackendError,
     CkptstoreError,
     OutOfSpaceError,
-    PermissionDeniedError,
     SaveFailedError,
 )
-from tests.crash._support import TRAIN, Model, blank_like, check_place, make_place, make_state, same, store_over
+from tests.crash._support import (
+    TRAIN,
+    Model,
+    blank_like,
+    check_place,
+    make_place,
+    make_state,
+    same,
+    store_over,
+)
 from tests.damage._support import STEPS, make_store, open_quiet
 
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
 
-CALLS = "close fsync ftruncate link mkdir open preadv pwrite rename unlink lstat fstat stat scandir".split()
+CALLS = [
+    "close",
+    "fsync",
+    "ftruncate",
+    "link",
+    "mkdir",
+    "open",
+    "preadv",
+    "pwrite",
+    "rename",
+    "unlink",
+    "lstat",
+    "fstat",
+    "stat",
+    "scandir",
+]
 WRITING = ("close", "fsync", "link", "open", "pwrite", "unlink", "ftruncate", "rename")
 
 
@@ -145,7 +168,9 @@ def test_killed_at_any_system_call_the_new_one_is_whole_or_absent(fast_directory
 
 @pytest.mark.parametrize("name", WRITING)
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=["EIO", "ENOSPC", "EDQUOT"])
-def test_any_failing_system_call_fails_the_save_clearly_and_costs_nothing(fast_directory, strike, name, number):
+def test_any_failing_system_call_fails_the_save_clearly_and_costs_nothing(
+    fast_directory, strike, name, number
+):
     backend = _local_store(fast_directory / "store")
     model = Model()
     expected = OutOfSpaceError if number in (errno.ENOSPC, errno.EDQUOT) else BackendError
@@ -370,9 +395,10 @@ def test_permission_lost_in_the_middle_of_a_session_fails_saves_until_it_is_back
     make_store(directory)
     for path in [directory, *directory.rglob("*")]:
         os.chown(path, 65534, 65534)
-    out = as_nobody(
-        directory,
-        """
+    out = (
+        as_nobody(
+            directory,
+            """
         with open_quiet(directory) as store:
             run = store.run(TRAIN)
             run.restore(blank_like(make_state(0)))
@@ -393,8 +419,11 @@ def test_permission_lost_in_the_middle_of_a_session_fails_saves_until_it_is_back
             assert run.latest.step == 6
             assert not store.verify().problems
             print("goes on")
-        """
-    ) if os.geteuid() == 0 else pytest.skip("needs a second user")
+        """,
+        )
+        if os.geteuid() == 0
+        else pytest.skip("needs a second user")
+    )
     assert out.split() == ["told"] * 4 + ["goes", "on"]
 
 

@@ -92,7 +92,10 @@ def test_a_record_of_a_newer_format_says_so(directory):
     with open_quiet(directory) as store:
         store.rebuild()
         run = store.run(TRAIN)
-        assert isinstance(next(iter(store.catalog.unreadable.get(run.key, {}).values())), FormatTooNewError) or True
+        assert (
+            isinstance(next(iter(store.catalog.unreadable.get(run.key, {}).values())), FormatTooNewError)
+            or True
+        )
         with pytest.raises((DamageError, FormatTooNewError), match="format 2"):
             run.restore(blank_like(make_state(0)))
         assert same(run[2].load(), make_state(2))
@@ -161,7 +164,9 @@ def test_a_huge_record_takes_no_memory(directory):
     assert run_limited(directory, RESTORE_OR_TELL).split("\n")[:2] == ["told", "others load"]
 
 
-@pytest.mark.xfail(strict=True, reason="documents._unpack has no bound on counts: 40 MiB of empty maps take gigabytes")
+@pytest.mark.xfail(
+    strict=True, reason="documents._unpack has no bound on counts: 40 MiB of empty maps take gigabytes"
+)
 @pytest.mark.parametrize("bomb", MEMORY_BOMBS)
 def test_a_record_of_very_many_small_things_takes_no_memory(directory, bomb):
     with open_quiet(directory) as store:
@@ -178,7 +183,9 @@ HOSTILE_LAYOUTS = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="Layout.chunks lists every chunk before the digest table's length is looked at")
+@pytest.mark.xfail(
+    strict=True, reason="Layout.chunks lists every chunk before the digest table's length is looked at"
+)
 @pytest.mark.parametrize("shape", HOSTILE_LAYOUTS)
 def test_a_layout_that_claims_more_than_it_has_chunks_for_takes_no_memory(directory, shape):
     code = f"""
@@ -213,7 +220,9 @@ def only_file(folder: Path) -> Path:
     return found
 
 
-@pytest.mark.xfail(strict=True, reason="Intent.surviving: one damaged note of its base makes every later save fail")
+@pytest.mark.xfail(
+    strict=True, reason="Intent.surviving: one damaged note of its base makes every later save fail"
+)
 def test_a_damaged_note_does_not_stop_the_training(directory):
     with open_quiet(directory) as store:
         run = store.run(TRAIN)
@@ -223,7 +232,9 @@ def test_a_damaged_note_does_not_stop_the_training(directory):
         assert run.save(4, make_state(4)).result().step == 4
 
 
-@pytest.mark.xfail(strict=True, reason="open_epoch reads the former epoch only for its log, yet fails when it is damaged")
+@pytest.mark.xfail(
+    strict=True, reason="open_epoch reads the former epoch only for its log, yet fails when it is damaged"
+)
 def test_a_damaged_epoch_does_not_stop_the_training(directory):
     with open_quiet(directory) as store:
         run = store.run(TRAIN)
@@ -232,7 +243,9 @@ def test_a_damaged_epoch_does_not_stop_the_training(directory):
         assert run.save(4, make_state(4)).result().step == 4
 
 
-@pytest.mark.xfail(strict=True, reason="catalog: one damaged run document makes store.runs() fail for all runs")
+@pytest.mark.xfail(
+    strict=True, reason="catalog: one damaged run document makes store.runs() fail for all runs"
+)
 def test_a_damaged_run_document_does_not_hide_the_other_runs(directory):
     with open_quiet(directory) as store:
         store.run("other").save(1, make_state(1)).result()
@@ -329,7 +342,12 @@ def no_mount(directory: Path) -> None:
     directory.rename(directory.with_name("away"))
 
 
-LOSSES = {"marker gone": lose_marker, "another store": other_marker, "empty mount": empty_mount, "no mount": no_mount}
+LOSSES = {
+    "marker gone": lose_marker,
+    "another store": other_marker,
+    "empty mount": empty_mount,
+    "no mount": no_mount,
+}
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -369,7 +387,9 @@ def test_notes_and_pins_are_not_written_to_a_lost_store(directory, loss):
         assert {key for key in snapshot(directory) if key.endswith(".mp")} == before
 
 
-@pytest.mark.xfail(strict=True, reason="restore says None ('nothing was ever committed') when the store's marker is gone")
+@pytest.mark.xfail(
+    strict=True, reason="restore says None ('nothing was ever committed') when the store's marker is gone"
+)
 def test_an_empty_mount_point_is_never_taken_for_a_run_without_checkpoints(directory):
     with open_quiet(directory) as store:
         run = store.run(TRAIN)

@@ -168,13 +168,16 @@ def test_a_fallback_that_does_not_fit_does_not_call_a_mixture_untouched(tmp_path
         try:
             run.restore(state, fallback=True)
         except StateMismatchError:
-            assert not any(array.any() for array in state["model"].values()), "changed, and said to be untouched"
+            assert not any(array.any() for array in state["model"].values()), (
+                "changed, and said to be untouched"
+            )
         except PartlyRestoredError:
             pass
 
 
 @pytest.mark.xfail(
-    strict=True, reason="run.restore(fallback=True) gives up when a chunk cannot be read for good (EIO of a bad sector)"
+    strict=True,
+    reason="run.restore(fallback=True) gives up when a chunk cannot be read for good (EIO of a bad sector)",
 )
 def test_fallback_takes_the_older_one_when_the_disk_cannot_read_the_newer(directory, monkeypatch):
     import errno

@@ -45,7 +45,7 @@ What stands in the SQL as `:run`, `:tensor` or `:metric` is filled in by the ask
 
 ![A question in datasette: which steps hold a tensor, and where did it change?](images/datasette.png)
 
-A query can only read. It sees the store as it is when it is asked, is stopped after 20 seconds, and does not
+A query can only read. It sees the store as it is when it is asked, is stopped after 8 seconds, and does not
 keep a training from saving. [The manifest](manifest.md) describes every table, view and column.
 """
 

@@ -100,9 +100,10 @@ def _spelled(key):
 # --- values --------------------------------------------------------------------------------------
 
 text = st.text(st.characters(exclude_categories=[]), max_size=12)  # lone surrogates among them
-NUMPY_DTYPES = (
-    ["|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", "<M8[us]", "<M8[D]", "<M8[10ms]", "<m8[s]", "<m8[ns]"]
-)
+NUMPY_DTYPES = [
+    *("|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"),
+    *("<M8[us]", "<M8[D]", "<M8[10ms]", "<m8[s]", "<m8[ns]"),
+]
 
 
 @st.composite

@@ -64,7 +64,7 @@ def test_an_attempt_id_is_read_back(when, random, step, number):
         f"{'I' * 26}-1-1",
         f"{session()}-{'9' * 20}-1",
         f"{session()}-1-{'9' * 11}",
-        f"{session()}-١-1",
+        f"{session()}-\u0661-1",
         f"../{session()}-1-1",
     ],
 )
@@ -175,7 +175,8 @@ def test_half_a_ref_is_refused(ref):
 
 
 @pytest.mark.parametrize(
-    ("text", "step"), [("12", 12), ("-3", -3), ("+4", 4), ("007", 7), ("1.0", None), ("", None), ("١", None)]
+    ("text", "step"),
+    [("12", 12), ("-3", -3), ("+4", 4), ("007", 7), ("1.0", None), ("", None), ("\u0661", None)],
 )
 def test_a_selector_that_is_a_number_is_a_step(text, step):
     assert refs.as_step(text) == step
@@ -209,7 +210,6 @@ def test_tags_that_would_read_as_something_else_are_refused(tag):
         refs.check_tag(tag)
 
 
-@pytest.mark.xfail(strict=True, reason="check_tag lets an @ through")
 def test_a_tag_that_a_ref_would_split_is_refused():
     with pytest.raises(UsageError):
         refs.check_tag("a@b")

@@ -95,7 +95,3 @@ def test_the_smallest_state_whose_names_still_meet():
 def test_two_nan_keys_have_two_names():
     names = assign_names([("a", float("nan")), ("a", float("nan"))])
     assert len(set(names)) == 2
-
-
-for _known in (test_the_smallest_state_whose_names_still_meet, test_two_nan_keys_have_two_names):
-    pytest.mark.xfail(strict=True, reason="assign_names gives two paths one name")(_known)

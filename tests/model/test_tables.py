@@ -110,7 +110,6 @@ def head(rows):
         pytest.param(
             head([["a", "|u1", float("inf")]]),
             id="infinite count",
-            marks=pytest.mark.xfail(strict=True, reason="decode_columns lets OverflowError out"),
         ),
     ],
 )
@@ -198,14 +197,8 @@ def edited_layout(**changes):
         {"alias_of": [2]},
         {"alias_of": []},
         {"alias_text": list(b"a")},
-        pytest.param(
-            {"alias_of": [1]},
-            marks=pytest.mark.xfail(strict=True, reason="the bound on alias_of is off by one"),
-        ),
-        pytest.param(
-            {"chunk_bytes": [0]},
-            marks=pytest.mark.xfail(strict=True, reason="Layout.decode does not check chunk_bytes"),
-        ),
+        {"alias_of": [1]},
+        {"chunk_bytes": [0]},
     ],
     ids=repr,
 )
@@ -228,7 +221,6 @@ except DocumentError:
 """
 
 
-@pytest.mark.xfail(strict=True, reason="Layout.decode does not bound the number of boxes and chunks")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -111,10 +111,19 @@ def state_difference(a, b, at="state"):
 
 TORCH_DTYPES = [
     getattr(torch, name)
-    for name in ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
+    for name in (
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        "float4_e2m1fn_x2",
+    )
     if hasattr(torch, name)
 ]
-NUMPY_DTYPES = ["|b1", "|i1", "|u1", "<i2", ">i2", "<u2", "<i4", ">i4", "<u4", "<i8", ">i8", "<u8", ">u8", "<f2", ">f2", "<f4", ">f4", "<f8", ">f8", "<c8", ">c8", "<c16", ">c16", "<M8[us]", ">M8[s]", "<M8[D]", "<M8[10ms]", "<m8[s]", "<m8[ns]"]
+NUMPY_DTYPES = [
+    *("|b1", "|i1", "|u1", "<i2", ">i2", "<u2", "<i4", ">i4", "<u4", "<i8", ">i8", "<u8", ">u8"),
+    *("<f2", ">f2", "<f4", ">f4", "<f8", ">f8", "<c8", ">c8", "<c16", ">c16"),
+    *("<M8[us]", ">M8[s]", "<M8[D]", "<M8[10ms]", "<m8[s]", "<m8[ns]"),
+]
 shapes = st.one_of(
     st.sampled_from([(), (0,), (1,), (3, 0, 2), (7, 11), (300,), (5, 120), (3, 2, 90), (1030,), (1, 1, 1)]),
     st.lists(st.integers(0, 9), max_size=4).map(tuple),

@@ -1,7 +1,7 @@
 """A small training that uses everything which a resume can get wrong; also run as the new process.
 
-`python -m tests.roundtrip.resume_exact SCENARIO STEPS STORE...` resumes from each store in turn with everything
-made otherwise, trains on to STEPS, and writes losses and final states as pickle to standard output.
+`python -m tests.roundtrip.resume_exact SCENARIO STEPS STORE...` resumes from each store in turn with
+everything made otherwise, trains on to STEPS, and writes losses and final states to standard output.
 """
 
 import pickle

@@ -161,7 +161,9 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(SessionSupersededError):
                 pending.result()
             return
-        self.committed(process, pending.result(), step, state, {} if loss is not None and math.isnan(loss) else metrics, tag)
+        if loss is not None and math.isnan(loss):
+            metrics = {}  # it never wins: to the model it is none
+        self.committed(process, pending.result(), step, state, metrics, tag)
 
     def committed(self, process, checkpoint, step, state, metrics, tag=False):
         process.sequence += 1
