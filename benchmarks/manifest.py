@@ -60,7 +60,7 @@ def main() -> None:
             shutil.rmtree(folder)
     for name, seconds in result["seconds"].items():
         late = "  LATE" if name in result["late"] else ""
-        print(f"{name:<40} {seconds:8.4f} s{late}")
+        print(f"{name:<32} {seconds:8.4f} s  (CPU {result['cpu_seconds'][name]:.4f} s){late}")
     print(f"rebuild: {result['rebuild_ms_per_checkpoint']:.2f} ms per checkpoint")
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
@@ -73,7 +73,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if not place.exists():
         with ckptstore.init(place) as store:
             fill_store(store, options.checkpoints, options.tensors, options.runs)
-    seconds: dict[str, float] = {}
+    clock = Clock(options.repeats)
     tensor = f"model.layers.{options.tensors // 2}.weight"
     filled = {"run": name_of(0), "tensor": tensor, "metric": "loss"}
     with ckptstore.open(place) as store:
@@ -84,19 +84,19 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             def ask(sql: str = question.sql, params: dict[str, str] = params) -> object:
                 return list(query(store, sql, params, seconds=60).rows)
 
-            seconds[f"question {question.name}"] = timed(ask, options.repeats)
-        seconds["refresh"] = timed(store.catalog.refresh, options.repeats)
-        seconds["answers only: runs"] = timed(lambda: store.catalog.ask(lambda m: m.runs()), options.repeats)
-        seconds["answers only: checkpoints"] = timed(
-            lambda: store.catalog.ask(lambda m: m.checkpoints()), options.repeats
-        )
+            clock.time(f"question {question.name}", ask)
+        catalog = store.catalog
+        clock.time("refresh", catalog.refresh)
+        clock.time("answers only: runs", lambda: catalog.ask(lambda m: m.runs()))
+        clock.time("answers only: checkpoints", lambda: catalog.ask(lambda m: m.checkpoints()))
     for name, arguments in {
         "ls": ["ls"],
         "ls run": ["ls", name_of(0)],
         "ls --all": ["ls", "--all"],
         "show": ["show", f"{name_of(0)}@latest"],
     }.items():
-        seconds[name] = timed(lambda arguments=arguments: command(place, arguments), options.repeats)  # type: ignore[misc]
+        clock.time(name, lambda arguments=arguments: command(place, arguments))  # type: ignore[misc]
+    seconds = clock.wall
     limit_of = {
         name: LIMITS.get(name, LIMITS["question"] if name[:8] == "question" else None) for name in seconds
     }
@@ -108,6 +108,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "cores": os.cpu_count(),
         "seconds": seconds,
+        "cpu_seconds": clock.cpu,
         "limits": {name: limit for name, limit in limit_of.items() if limit is not None},
         "late": [name for name, limit in limit_of.items() if limit is not None and seconds[name] > limit],
         "rebuild_checkpoints": options.rebuild,
@@ -115,14 +116,25 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def timed(action: Callable[[], object], repeats: int) -> float:
-    """The median of `repeats`, after one that warms the page cache."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+class Clock:
+    """Times actions: the median of `repeats`, after one that warms the page cache.
+
+    On a machine that does other things, `cpu` tells what the action itself took.
+    """
+
+    def __init__(self, repeats: int) -> None:
+        self._repeats = repeats
+        self.wall: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}
+
+    def time(self, name: str, action: Callable[[], object]) -> None:
+        walls, cpus = [], []
+        for _ in range(self._repeats + 1):
+            wall, cpu = time.perf_counter(), time.process_time()
+            action()
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
+        self.wall[name], self.cpu[name] = statistics.median(walls[1:]), statistics.median(cpus[1:])
 
 
 def command(place: Path, arguments: list[str]) -> None:

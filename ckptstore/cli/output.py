@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -77,8 +78,18 @@ def strong(text: str) -> str:
 
 def emit_json(document: Any) -> None:
     """One JSON document on stdout. NaN and the infinities are the texts "NaN", "Infinity", "-Infinity"."""
-    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    say(json.dumps(plain(document), ensure_ascii=not is_utf8, allow_nan=False, indent=2))
+    say(json.dumps(plain(document), ensure_ascii=not _is_utf8(), allow_nan=False, indent=2))
+
+
+def say_json_text(text: str) -> None:
+    """A line of JSON that is text already; what stdout's encoding may lack is escaped as JSON does."""
+    if not _is_utf8() and not text.isascii():
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    say(text)
+
+
+def _is_utf8() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def plain(value: Any) -> Any:

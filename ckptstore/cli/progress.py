@@ -8,16 +8,17 @@ import time
 from types import TracebackType
 
 from ckptstore.cli.invocation import Invocation
-from ckptstore.cli.text import duration, size
+from ckptstore.cli.text import duration, plural, size
 
 _EVERY_SECONDS = 0.2
 
 
 class Progress:
-    """Called with (bytes done, bytes in all), from any thread."""
+    """Called with (bytes done, bytes in all), from any thread; with `unit` it is those that are counted."""
 
-    def __init__(self, invocation: Invocation, what: str) -> None:
+    def __init__(self, invocation: Invocation, what: str, unit: str | None = None) -> None:
         self._what = what
+        self._unit = unit
         self._is_on = sys.stderr.isatty() and not invocation.quiet
         self._lock = threading.Lock()
         self._started = time.monotonic()
@@ -34,9 +35,11 @@ class Progress:
             self._drawn = True
             rate = done / max(now - self._started, 1e-6)
             left = f", {duration((total - done) / rate)} left" if rate > 0 else ""
-            sys.stderr.write(
-                f"\r\x1b[K{self._what}: {size(done)} of {size(total)}, {size(int(rate))}/s{left}"
-            )
+            if self._unit is None:
+                text = f"{size(done)} of {size(total)}, {size(int(rate))}/s"
+            else:
+                text = f"{done} of {plural(total, self._unit)}"
+            sys.stderr.write(f"\r\x1b[K{self._what}: {text}{left}")
             sys.stderr.flush()
 
     def __enter__(self) -> Progress:

@@ -21,6 +21,7 @@ class Column:
         right: align to the right, as numbers are.
         flexible: may be cut short with … where the terminal is narrow.
         droppable: may be left out there, before anything is cut.
+        always: is there even if it is empty in every row.
         paint: color of a cell, given its text.
     """
 
@@ -28,6 +29,7 @@ class Column:
     right: bool = False
     flexible: bool = False
     droppable: bool = False
+    always: bool = False
     paint: Callable[[str], str] | None = None
 
 
@@ -46,7 +48,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, limit: in
     shown = [
         _Shown(column, [row[i] for row in rows])
         for i, column in enumerate(columns)
-        if any(row[i] for row in rows)
+        if column.always or any(row[i] for row in rows)
     ]
 
     def over() -> int:
@@ -72,7 +74,7 @@ class _Shown:
     def __init__(self, column: Column, cells: list[str]) -> None:
         self.column = column
         self.cells = cells
-        self.columns = max(width(column.title), *map(width, cells))
+        self.columns = max(map(width, (column.title, *cells)))
 
     def lines(self) -> list[str]:
         """Title and cells, each as wide as the column."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -97,6 +97,11 @@ def metrics(values: Mapping[str, int | float]) -> str:
     if not values:
         return ""
     return " ".join(f"{shown(name)}={number(value)}" for name, value in sorted(values.items()))
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Like ``64x100``; ``scalar`` for one without dimensions."""
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def plural(count: int, noun: str) -> str:

@@ -16,6 +16,7 @@ from ckptstore.run_view import RunView
 
 FORMATS = (".png", ".svg", ".pdf")
 MAX_PANELS = 4
+_MAX_BARS = 200
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 _LINE = ("#1f5fa8", "#b8540f", "#2f7d4f", "#7a3b8f")
 _NEW, _REUSED = "#1f5fa8", "#c7d7ea"
@@ -106,9 +107,10 @@ def _draw(figure_class: Any, name: str, rows: list[CheckpointRow], metrics: tupl
 
 def _metric(axis: Any, rows: list[CheckpointRow], metric: str, color: str) -> None:
     points = [(row.step, float(row.metrics[metric]), row.epoch) for row in rows if metric in row.metrics]
+    dots = 3.5 if len(rows) <= _MAX_BARS else 0
     for epoch in sorted({point[2] for point in points}):
         part = sorted(point[:2] for point in points if point[2] == epoch)
-        axis.plot(*zip(*part, strict=True), color=color, linewidth=1.5, marker="o", markersize=3.5)
+        axis.plot(*zip(*part, strict=True), color=color, linewidth=1.5, marker="o", markersize=dots)
     good = [point[:2] for point in points if math.isfinite(point[1])]
     axis.set_title(_plain(metric), loc="left", fontsize=9, pad=4)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.7)
@@ -156,26 +158,37 @@ def _kept(axis: Any, rows: list[CheckpointRow]) -> None:
 
 
 def _bytes(axis: Any, rows: list[CheckpointRow]) -> None:
-    steps, width = [row.step for row in rows], _width(rows)
     unit, word = _unit(max(row.logical_bytes for row in rows))
     new = [row.new_bytes / unit for row in rows]
     reused = [row.reused_bytes / unit for row in rows]
-    axis.bar(steps, new, width, color=_NEW, label="new")
-    axis.bar(steps, reused, width, bottom=new, color=_REUSED, label="reused")
-    axis.set_ylim(0, 1.06 * max(map(sum, zip(new, reused, strict=True))) or 1)
+    _stack(axis, rows, {"new": new, "reused": reused}, (_NEW, _REUSED))
     _finish_bars(axis, f"size ({word})", 2)
 
 
 def _seconds(axis: Any, rows: list[CheckpointRow]) -> None:
-    steps, width = [row.step for row in rows], _width(rows)
     timings = [row.timings for row in rows]
     phases = list(dict.fromkeys(phase for timing in timings for phase in timing))
-    bottom = [0.0] * len(rows)
-    for phase, color in zip(phases, _PHASES * len(phases), strict=False):
-        seconds = [_finite(timing.get(phase, 0.0)) for timing in timings]
-        axis.bar(steps, seconds, width, bottom=bottom, color=color, label=_plain(phase))
-        bottom = [low + more for low, more in zip(bottom, seconds, strict=True)]
+    series = {phase: [_finite(timing.get(phase, 0.0)) for timing in timings] for phase in phases}
+    _stack(axis, rows, series, _PHASES)
     _finish_bars(axis, "save (seconds)", max(len(phases), 1))
+
+
+def _stack(
+    axis: Any, rows: list[CheckpointRow], series: dict[str, list[float]], colors: tuple[str, ...]
+) -> None:
+    """A bar per checkpoint; steps of one surface where there are too many for bars."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index].step)
+    steps = [rows[index].step for index in order]
+    bottom = [0.0] * len(rows)
+    for (name, values), color in zip(series.items(), itertools.cycle(colors), strict=False):
+        top = [low + values[index] for low, index in zip(bottom, order, strict=True)]
+        if len(rows) <= _MAX_BARS:
+            heights = [values[index] for index in order]
+            axis.bar(steps, heights, _width(rows), bottom=bottom, color=color, label=_plain(name))
+        else:
+            axis.fill_between(steps, bottom, top, step="mid", color=color, linewidth=0, label=_plain(name))
+        bottom = top
+    axis.set_ylim(0, 1.06 * max(bottom) or 1)
 
 
 def _finish_bars(axis: Any, title: str, entries: int) -> None:

@@ -187,7 +187,7 @@ def test_c011_saving_a_step_again_and_dying_half_way_leaves_exactly_the_first(di
 
 @pytest.mark.parametrize("step", ["copied half", "copied", "before"])
 def test_c014_a_rename_that_is_a_copy_and_a_delete_can_be_killed_inside(directory, monkeypatch, step):
-    """No directory is ever renamed; a file's rename that stops half way shows no half object under a used key."""
+    """No directory is ever renamed; a rename that stops half way shows no half object under a used key."""
 
     class Killed(BaseException):
         pass

@@ -158,7 +158,8 @@ def test_c216_parts_of_a_checkpoint_larger_than_the_memory_are_read(big_store):
         with ckptstore.open(sys.argv[1]) as store:
             checkpoint = store.run("r").latest
             assert checkpoint.nbytes > 2 << 30
-            print(checkpoint.tensors["model.small"][3:5].tolist(), checkpoint.tensors["model.w7"][100, 0:9].tolist())
+            tensors = checkpoint.tensors
+            print(tensors["model.small"][3:5].tolist(), tensors["model.w7"][100, 0:9].tolist())
             print(checkpoint.load("model.small")["model"]["small"].sum())
             print(len(store.verify().problems))
         """,

@@ -1,9 +1,9 @@
-"""A training that is killed: restores, checks what it got, saves step after step, and tells what was committed.
+"""A training that is killed: restores, checks what it got, saves step after step, tells what was committed.
 
     python -m tests.crash._child DIRECTORY LAST_STEP [KILL_AT]
 
-With KILL_AT it kills itself with SIGKILL at its KILL_AT-th system call below the store (a write is torn in the
-middle). Each line on stdout is a step that was committed; `done` is the last.
+With KILL_AT it kills itself with SIGKILL at its KILL_AT-th system call below the store (a write is torn in
+the middle). Each line on stdout is a step that was committed; `done` is the last.
 """
 
 from __future__ import annotations

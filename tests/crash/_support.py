@@ -1,5 +1,5 @@
-"""What the crash, damage and soak tests share: small states made from numbers, stores over any backend, and one
-check of everything that must hold in a place after whatever happened to it."""
+"""What the crash, damage and soak tests share: small states made from numbers, stores over any backend, and
+one check of everything that must hold in a place after whatever happened to it."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ class Model:
 def check_place(inner: Backend, model: Model, *, next_step: int | None = 1_000_000) -> None:
     """Opens the place as a new process does and checks all that must hold after any crash.
 
-    Old checkpoints load exactly; another one is one of `model.maybe`, and whole; no live record names an object
-    that is not there; every document decodes; `verify` finds nothing; the manifest made anew says the same; and
-    (with `next_step`) restoring and the next save work.
+    Old checkpoints load exactly; another one is one of `model.maybe`, and whole; no live record names an
+    object that is not there; every document decodes; `verify` finds nothing; the manifest made anew says the
+    same; and (with `next_step`) restoring and the next save work.
     """
     with contextlib.closing(store_over(inner)) as store:
         found = _check_checkpoints(store, model)

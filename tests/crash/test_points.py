@@ -42,8 +42,8 @@ Act = Callable[[], Checkpoint | None]
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """Something that a process does. `ready` runs undisturbed and returns what is struck; it notes in the model
-    what it saved itself, and what the act may save."""
+    """Something that a process does. `ready` runs undisturbed and returns what is struck; it notes in the
+    model what it saved itself, and what the act may save."""
 
     ready: Callable[[Store, Model], Act]
     saves: bool = True
@@ -264,7 +264,7 @@ def test_killed_after_its_record_the_new_one_is_there_and_before_it_is_not(past,
                 own.strike(Fault(kind, n=call.n))
                 with pytest.raises(SimulatedCrash):
                     own.act()
-                run, step, state = own.model.maybe[0]
+                run, _, _ = own.model.maybe[0]
                 with contextlib.closing(store_over(own.place)) as store:
                     now = [c for c in store.run(run).checkpoints() if c.id not in own.model.sure]
                 assert len(now) == expected, kind
@@ -311,7 +311,7 @@ def test_a_reply_that_is_lost_once_is_never_noticed(past, name):
 
 @pytest.mark.xfail(
     strict=True,
-    reason="Tier.put_new: the repeated put meets its own object, and ObjectExistsError fails the save, note or load",
+    reason="Tier.put_new: the repeated put meets its own object, and ObjectExistsError fails the caller",
 )
 @pytest.mark.parametrize("name", ["next save", "fork", "notes and pins", "restore and load"])
 def test_the_lost_reply_of_a_document_that_only_we_can_have_made_is_never_noticed(past, name):
@@ -326,10 +326,14 @@ ERRORS = {
 
 
 def _fails_clearly(tried: Attempted, cause: CkptstoreError) -> bool:
-    """Runs the act; whether it failed. The error is the cause itself, or says which save failed because of it."""
+    """Runs the act; whether it failed. The error is the cause, or says which save failed because of it."""
+    made = None
+    error: CkptstoreError | None = None
     try:
         made = tried.act()
-    except CkptstoreError as error:
+    except CkptstoreError as caught:
+        error = caught
+    if error is not None:
         link: BaseException | None = error
         while link is not None and link is not cause:
             link = link.__cause__
@@ -399,7 +403,7 @@ def test_an_error_that_stays_fails_the_save_fences_it_and_the_next_save_works(pa
 
 @pytest.mark.xfail(
     strict=True,
-    reason="commit._create_record: an error of the record's put (disk full) is told as 'fenced: no reply', without cause",
+    reason="commit._create_record: an error of the record's put (disk full) is told as 'fenced: no reply'",
 )
 def test_an_error_of_the_record_itself_is_told(past):
     _fails_for_good(past, "next save", Fault("error", error=ERRORS["full"]), _is_record)
@@ -407,7 +411,7 @@ def test_an_error_of_the_record_itself_is_told(past):
 
 @pytest.mark.xfail(
     strict=True,
-    reason="ReuseIndex._look: permission denied (and any other lasting error) marks a good checkpoint as damaged",
+    reason="ReuseIndex._look: permission denied (any lasting error) marks a good checkpoint as damaged",
 )
 @pytest.mark.parametrize("error", ["broken", "permission"])
 def test_a_base_that_cannot_be_asked_for_is_not_called_damaged(past, error):
@@ -438,7 +442,7 @@ def test_storage_that_fails_from_some_point_on_loses_nothing_and_comes_back(past
         tried.backend.script.clear()
         read_back = call.op == "get" and call.key.startswith("commits/") and call.n > len(calls) // 2
         if read_back:
-            pass  # its record was there already, and nothing could be asked any more: the outcome was not known
+            pass  # its record was there, and nothing could be asked any more: the outcome was not known
         elif failed:
             _goes_on(tried)
             tried.model.maybe.clear()

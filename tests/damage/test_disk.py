@@ -446,7 +446,7 @@ def test_a_store_behind_a_forbidden_folder_is_refused_as_forbidden_not_as_absent
 
 @pytest.mark.xfail(
     strict=True,
-    reason="LocalBackend: where neither links nor exclusive rename work, each process's first save fails, for ever",
+    reason="LocalBackend: without links and exclusive rename, the first save of each process fails",
 )
 def test_a_file_system_without_exclusive_create_works_with_one_writer(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):

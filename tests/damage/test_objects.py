@@ -13,6 +13,7 @@ from ckptstore.errors import (
     DamageError,
     NothingRestorableError,
     PartlyRestoredError,
+    SaveFailedError,
     StateMismatchError,
 )
 from tests.crash._support import TRAIN, blank_like, make_state, same
@@ -114,10 +115,9 @@ def test_a_fork_of_a_spoiled_checkpoint_is_refused(directory):
         source = store.run(TRAIN)[3]
         own_files(store, directory, 3)["chunk"][0].unlink()
         fork = store.run("fork")
-        with pytest.raises(DamageError, match="step 3") if False else pytest.raises(Exception) as caught:
+        with pytest.raises((SaveFailedError, DamageError), match="step 3") as caught:
             fork.fork_from(source)
         assert TRAIN in str(caught.value)
-        assert "step 3" in str(caught.value)
         assert fork.latest is None
         assert fork.fork_from(store.run(TRAIN)[2]).step == 2
 
@@ -131,11 +131,10 @@ def test_lazy_reads_of_a_spoiled_tensor_raise_and_its_neighbours_read(directory)
             try:
                 got = checkpoint.tensors["model.hot"][row : row + 1]
             except ChunkDamagedError as error:
-                assert "model.hot" in str(error)
-                broken.append(row)
+                broken.append((row, "model.hot" in str(error)))
             else:
                 assert got.tobytes() == make_state(3)["model"]["hot"][row : row + 1].tobytes()
-        assert len(broken) == 1
+        assert [named for _, named in broken] == [True]
         assert same(checkpoint.load("optimizer")["optimizer"], make_state(3)["optimizer"])
 
 
@@ -149,7 +148,7 @@ def test_a_restore_that_fails_half_way_says_that_the_state_is_a_mixture(director
 
 @pytest.mark.xfail(
     strict=True,
-    reason="run.restore(fallback=True): after a half-way restore, the older one's mismatch says 'nothing was loaded'",
+    reason="run.restore(fallback=True): after a half-way restore a mismatch says 'nothing was loaded'",
 )
 def test_a_fallback_that_does_not_fit_does_not_call_a_mixture_untouched(tmp_path):
     directory = tmp_path / "store"
