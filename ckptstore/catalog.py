@@ -170,13 +170,13 @@ class Catalog:
             return None
         known = self.ask(lambda m: m.known_attempts(uuid, run_key))
         sizes = self.ask(lambda m: m.record_sizes(uuid, run_key))
-        listed: dict[str, bool] = {}
+        listed: set[str] = set()
         records: list[tuple[CommitRecord, LayoutRows, TensorRows, int]] = []
         ends: list[CommitEnd] = []
         unreadable: dict[str, CkptstoreError] = {}
-        for attempt, info in commits.list_commits(tier, run_key):
-            listed[attempt] = True
-            if known.get(attempt) == "record" and info.size_bytes == sizes.get(attempt):
+        for attempt, info in commits.list_commits(tier, run_key, known):
+            listed.add(attempt)
+            if info.size_bytes == sizes.get(attempt):
                 continue
             if known.get(attempt) in ("void", "gone") and info.size_bytes < END_LIMIT_BYTES:
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import re
 
@@ -62,7 +64,43 @@ _BASH = """\
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
-_SAFE = re.compile(r"([^\w@%+=:,./-])")
+_ESCAPED = r"\\\1"
+_UNSAFE = re.compile(r"([^\w@%+=:,./~-])")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Typed:
+    """A command line up to the cursor.
+
+    Attributes:
+        words: the whole ones, without quotes.
+        last: the one that the cursor is in, so far; empty after a blank.
+        quote: the quote that it began with and that is still open.
+    """
+
+    words: tuple[str, ...]
+    last: str
+    quote: str
+
+    @classmethod
+    def read(cls, line: str) -> Typed:
+        """Divides it as bash does."""
+        words: list[str] = []
+        last, quote, began = "", "", False
+        chars = iter(line)
+        for char in chars:
+            if char == "\\" and quote != "'":
+                last, began = last + next(chars, ""), True
+            elif quote:
+                last, quote = (last, "") if char == quote else (last + char, quote)
+            elif char in "'\"":
+                quote, began = char, True
+            elif not char.isspace():
+                last, began = last + char, True
+            elif began:
+                words.append(last)
+                last, began = "", False
+        return cls(tuple(words), last, quote)
 
 
 class Bash(BashComplete):
@@ -70,34 +108,29 @@ class Bash(BashComplete):
 
     source_template = _BASH
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._word = ""
-
     @staticmethod
     def _check_version() -> None:
-        """The script is printed wherever it is asked for; an old bash says itself what it lacks."""
+        """Which bash will read the script is not known here."""
+
+    @functools.cached_property
+    def _typed(self) -> Typed:
+        line = os.fsencode(os.environ.get("COMP_LINE", ""))
+        return Typed.read(os.fsdecode(line[: int(os.environ.get("COMP_POINT") or len(line))]))
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor, and what of the last one is there."""
-        line = os.fsencode(os.environ.get("COMP_LINE", ""))[: int(os.environ.get("COMP_POINT") or 0)]
-        text = os.fsdecode(line)
-        words = _words(text)
-        self._word = "" if not text or text[-1].isspace() and words[-1:] != [text] else text
-        if _ends_between_words(text):
-            return words[1:], ""
-        return words[1:-1], words[-1] if words else ""
+        """The words before the one that the cursor is in, and what of that is there."""
+        return list(self._typed.words[1:]), self._typed.last
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """``kind,value``; a value as it must be written at this place."""
+        """``kind,value``: of the value, what bash wants to put behind the last character that divides words."""
         if item.type != "plain":
-            return f"{item.type},{item.value}"
+            return f"{item.type},"
         kind = "part" if item.value.endswith("@") else "plain"
-        quote = _open_quote(self._word)
-        if quote:
+        if self._typed.quote:
             return f"{kind},{item.value}"
-        escaped = _SAFE.sub(r"\\\1", item.value)
-        breaks = set("@:=") & set(os.environ.get("COMP_WORDBREAKS", ""))
-        typed = _SAFE.sub(r"\\\1", self._incomplete)
-        at = max((typed.rfind(char) for char in breaks), default=-1)
-        return f"{kind},{escaped[at + 1 :]}"
+        breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & set("@:=")
+        at = max((self._typed.last.rfind(char) for char in breaks), default=-1)
+        return f"{kind},{_UNSAFE.sub(_ESCAPED, item.value[at + 1 :])}"
+
+
+add_completion_class(Bash, "bash")

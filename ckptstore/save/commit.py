@@ -50,6 +50,7 @@ class Assembly:
     Attributes:
         digests: one per chunk; `locations` likewise, into `keys`.
         keys: every object that holds one of the chunks.
+        components: the state's top-level keys.
     """
 
     layout: Layout
@@ -57,6 +58,7 @@ class Assembly:
     digests: list[Digest]
     locations: Locations
     keys: KeyList
+    components: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ def commit(
         not_captured=request.not_captured,
         state_info=dict(request.state_info),
         timings=dict(phases.seconds),
-        components=summarize(layout, written_bytes(layout, assembly.locations, assembly.keys, attempt)),
+        components=summarize(assembly, written_bytes(layout, assembly.locations, assembly.keys, attempt)),
         tables=refs,
     )
     data = encode_record(record)
@@ -161,9 +163,10 @@ def _create_record(tier: Tier, run_key: str, record: CommitRecord, data: bytes) 
     # GONE means: it was committed, and garbage collection has taken it since. The save succeeded.
 
 
-def summarize(layout: Layout, new_bytes: npt.NDArray[np.int64]) -> tuple[ComponentSummary, ...]:
-    """Sums per component, in name order."""
-    rows: dict[str, list[int]] = {}
+def summarize(assembly: Assembly, new_bytes: npt.NDArray[np.int64]) -> tuple[ComponentSummary, ...]:
+    """Sums per component, in name order; one without tensors is there too, with zeros."""
+    layout = assembly.layout
+    rows: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in assembly.components}
     chunks = np.diff(layout.chunks.first).tolist()
     for tensor, count, new in zip(layout.tensors, chunks, new_bytes.tolist(), strict=True):
         row = rows.setdefault(tensor.component, [0, 0, 0, 0])

@@ -29,11 +29,13 @@ class FlatState:
         layout: its tensors, sorted by name.
         sources: the live object of each tensor, in layout order.
         tree: the packed tree.
+        components: the state's top-level keys, those without a tensor too.
     """
 
     layout: Layout
     sources: tuple[Any, ...]
     tree: bytes
+    components: tuple[str, ...]
 
 
 def flatten_state(state: Mapping[Any, Any], chunk_bytes: int, *, allow_pickle: bool = False) -> FlatState:
@@ -55,7 +57,7 @@ def flatten_state(state: Mapping[Any, Any], chunk_bytes: int, *, allow_pickle: b
         )
     collector = _Collector(allow_pickle)
     plain = values.flatten(dict(state), collector.leaf_of)
-    return collector.finish(plain, chunk_bytes)
+    return collector.finish(plain, chunk_bytes, tuple(str(key) for key in state))
 
 
 class _Collector:
@@ -113,7 +115,7 @@ class _Collector:
             return values.opaque(class_path_of(value), payload)
         return None
 
-    def finish(self, plain: Any, chunk_bytes: int) -> FlatState:
+    def finish(self, plain: Any, chunk_bytes: int, components: tuple[str, ...]) -> FlatState:
         names = assign_names([leaf.path for leaf in self._leaves])
         ties: dict[tuple[Any, ...], int] = {}
         order = sorted(range(len(names)), key=names.__getitem__)
@@ -142,7 +144,7 @@ class _Collector:
                 f"more than {values.MAX_TREE_BYTES}",
                 hint="store large lists of numbers as arrays",
             )
-        return FlatState(layout, tuple(sources), tree)
+        return FlatState(layout, tuple(sources), tree, components)
 
 
 def _has_state_dict(value: Any) -> bool:

@@ -55,7 +55,9 @@ def save(
             writer.write(flat.sources)
         phases.end("write")
         keys = writer.key_list()
-        assembly = Assembly(flat.layout, flat.tree, writer.digests, writer.locations(keys), keys)
+        assembly = Assembly(
+            flat.layout, flat.tree, writer.digests, writer.locations(keys), keys, flat.components
+        )
         tables = TableWriter(tier.backend, index, attempt, RANK, flat.layout.chunk_bytes)
         saved = commit(tier, session, request, attempt, assembly, tables, phases)
     session.base = saved.contents
@@ -89,7 +91,10 @@ def fork(tier: Tier, session: Session, request: SaveRequest, source: Contents) -
                     f"{source} cannot be forked: {key} is damaged",
                     hint="fork from another checkpoint; `ckptstore verify` tells what is damaged",
                 )
-        assembly = Assembly(source.layout, source.tree, source.digests, source.locations, source.keys)
+        components = tuple(component.name for component in source.record.components)
+        assembly = Assembly(
+            source.layout, source.tree, source.digests, source.locations, source.keys, components
+        )
         tables = TableWriter(tier.backend, index, attempt, RANK, source.layout.chunk_bytes)
         phases.end("prepare")
         saved = commit(tier, session, request, attempt, assembly, tables, phases)

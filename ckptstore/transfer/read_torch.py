@@ -89,8 +89,10 @@ def _unpickled(path: Path, *, allow_pickle: bool) -> Any:
         with FakeTensorMode():
             return torch.load(path, weights_only=not allow_pickle)
     except pickle.UnpicklingError as error:
+        lines = str(error).splitlines()
+        said = next((line.strip() for line in lines if "Unsupported" in line), lines[0] if lines else "")
         raise UnsupportedValueError(
-            f"{path} holds more than tensors and plain values: {str(error).splitlines()[-1][:300]}",
+            f"{path} holds more than tensors and plain values: {said[:300]}",
             hint="allow_pickle=True (--allow-pickle) loads it; it runs code from the file, so only if you "
             "trust where it came from",
         ) from error

@@ -113,6 +113,12 @@ def _check(value: Any, path: tuple[Any, ...]) -> None:
     import torch
 
     kind = type(value)
+    if kind is bytes and not value:  # pickled as a call of `bytes`, which is not on torch's list
+        raise UnsupportedValueError(
+            f"{show_path(path)} is empty bytes, which torch.load(weights_only=True) refuses",
+            path=show_path(path),
+            hint="exclude it",
+        )
     if kind in (dict, collections.OrderedDict):
         for key, item in value.items():
             _check(key, (*path, key))

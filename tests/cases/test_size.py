@@ -129,7 +129,7 @@ def test_c214_a_rank_reads_its_own_part_and_little_more(tmp_path):
         store = store_over(counting)
         sizes: list[int] = []
         original = counting.read_into
-        counting.read_into = lambda key, offset, buffer, o=original, s=sizes: (  # type: ignore[method-assign]
+        counting.read_into = lambda key, offset, buffer, o=original, s=sizes: (
             s.append(buffer.nbytes), o(key, offset, buffer),
         )[1]  # fmt: skip
         part = store.run("r").latest.tensors["model.w"][8 * rank : 8 * rank + 8]

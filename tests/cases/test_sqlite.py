@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import sqlite3
@@ -15,6 +16,7 @@ import pytest
 
 import ckptstore
 from ckptstore.environment import Environment
+from ckptstore.manifest import Manifest
 from tests.crash._support import CHUNK_BYTES, TRAIN, blank_like, make_state, quiet, same
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +88,6 @@ def test_c191_processes_that_save_to_one_run_end_as_winner_or_superseded_never_l
 def test_c192_no_file_of_the_store_is_read_or_written_inside_a_write_transaction(directory, monkeypatch):
     """An upload inside a transaction would lock everybody out for its duration."""
     import ckptstore_local._sys as calls
-    from ckptstore.manifest import Manifest
 
     inside = [0]
     original = Manifest.transaction
@@ -120,7 +121,7 @@ def test_c192_no_file_of_the_store_is_read_or_written_inside_a_write_transaction
 
 def test_c192_a_reader_that_holds_the_manifest_does_not_lose_the_save(directory, monkeypatch):
     """The commit does not depend on the manifest: it is told later."""
-    monkeypatch.setattr("ckptstore.manifest.database.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(Manifest, "open", functools.partial(Manifest.open, busy_seconds=0.1))
     with ckptstore.open(directory) as store:
         store.run(TRAIN).save(1, make_state(1)).result()
     holder = sqlite3.connect(directory / "manifest.db", isolation_level=None)
@@ -133,6 +134,11 @@ def test_c192_a_reader_that_holds_the_manifest_does_not_lose_the_save(directory,
         assert store.run(TRAIN).latest == made
 
 
+def replaced_by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -141,7 +147,7 @@ def test_c192_a_reader_that_holds_the_manifest_does_not_lose_the_save(directory,
         lambda path: os.truncate(path, path.stat().st_size // 2),
         lambda path: path.unlink(),
         lambda path: (path.unlink(), path.mkdir()),
-        lambda path: (path.unlink(), os.mkfifo(path)),
+        replaced_by_fifo,
     ],
     ids=["empty", "garbage", "cut", "gone", "a directory", "a FIFO"],
 )

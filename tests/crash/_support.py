@@ -183,7 +183,7 @@ def check_objects(inner: Backend) -> None:
             assert sizes.get(key) == size, f"step {record.step} names {key}: {sizes.get(key)} of {size} bytes"
     decoders = {"commits": decode_commit, "intents": decode_intent, "notes": decode_note}
     for key in sizes:
-        decode = decoders.get(key.partition("/")[0]) or (decode_epoch if "/epochs/" in key else None)
+        decode: Any = decoders.get(key.partition("/")[0]) or (decode_epoch if "/epochs/" in key else None)
         if decode is not None and key.endswith(layout.DOCUMENT):
             decode(inner.get(key, max_bytes=1 << 26), key)
 

@@ -259,15 +259,15 @@ def test_killed_after_its_record_the_new_one_is_there_and_before_it_is_not(past,
         is_record = call.op == "put" and call.key.startswith("commits/")
         if not is_record:
             return
-        for kind, expected in (("crash", 0), ("crash_after", 1)):
+        for fault, expected in ((Fault("crash", n=call.n), 0), (Fault("crash_after", n=call.n), 1)):
             with attempt(past, SAVING[name]) as own:
-                own.strike(Fault(kind, n=call.n))
+                own.strike(fault)
                 with pytest.raises(SimulatedCrash):
                     own.act()
                 run, _, _ = own.model.maybe[0]
                 with contextlib.closing(store_over(own.place)) as store:
                     now = [c for c in store.run(run).checkpoints() if c.id not in own.model.sure]
-                assert len(now) == expected, kind
+                assert len(now) == expected, fault.kind
 
     strike_each(past, SAVING[name], check)
 
@@ -362,7 +362,7 @@ def _fails_for_good(past: Any, name: str, fault: Fault, wanted: Callable[[Call],
     def check(call: Call, tried: Attempted) -> None:
         if not wanted(call):
             return
-        assert fault.error is not None
+        assert isinstance(fault.error, CkptstoreError)
         tried.strike(dataclasses.replace(fault, n=call.n))
         failed = _fails_clearly(tried, fault.error)
         tried.decided()

@@ -55,6 +55,10 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -73,7 +77,7 @@ SPOILERS: dict[str, Callable[[Path], None]] = {
     "first byte flipped": lambda path: flip(path, 0),
     "middle byte flipped": lambda path: flip(path, path.stat().st_size // 2),
     "last byte flipped": lambda path: flip(path, -1),
-    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)) and None,
+    "zeroed": zero,
     "deleted": lambda path: path.unlink(),
     "a directory": _replace(lambda path: path.mkdir()),
     "a symlink to itself": _replace(lambda path: path.symlink_to(path.with_name("moved-away"))),

@@ -191,21 +191,23 @@ def test_any_failing_system_call_fails_the_save_clearly_and_costs_nothing(
                 return io_error(number) if seen[0] > skip else None  # and all later ones
 
             strike.begin(decide)
+            failure: CkptstoreError | None = None
             try:
                 made = run.save(step, make_state(step)).result()
             except CkptstoreError as error:
+                failure = error
+            strike.end()
+            if failure is not None:
                 # "no reply": see test_an_error_of_the_record_itself_is_told.
-                told = any(isinstance(link, expected) for link in (error, error.__cause__))
-                told = told or "no reply" in str(error)
-                assert told, f"{name} number {skip}: {error!r}"
-                if isinstance(error, SaveFailedError):
-                    assert f"run {TRAIN!r} step {step}" in str(error)
+                told = any(isinstance(link, expected) for link in (failure, failure.__cause__))
+                told = told or "no reply" in str(failure)
+                assert told, f"{name} number {skip}: {failure!r}"
+                if isinstance(failure, SaveFailedError):
+                    assert f"run {TRAIN!r} step {step}" in str(failure)
                 # Where even reading back failed, nobody could tell whether the record had arrived.
                 model.maybe.append((TRAIN, step, make_state(step)))
             else:
                 model.saved(TRAIN, step, make_state(step), made.id)
-            finally:
-                strike.end()
             step += 1
             made = run.save(step, make_state(step)).result()
             model.saved(TRAIN, step, make_state(step), made.id)

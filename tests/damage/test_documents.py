@@ -93,10 +93,6 @@ def test_a_record_of_a_newer_format_says_so(directory):
     with open_quiet(directory) as store:
         store.rebuild()
         run = store.run(TRAIN)
-        assert (
-            isinstance(next(iter(store.catalog.unreadable.get(run.key, {}).values())), FormatTooNewError)
-            or True
-        )
         with pytest.raises((DamageError, FormatTooNewError), match="format 2"):
             run.restore(blank_like(make_state(0)))
         assert same(run[2].load(), make_state(2))
@@ -268,6 +264,11 @@ def snapshot(directory: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_size for path in sorted(directory.rglob("*"))}
 
 
+def replaced_by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 SPOILED_MARKERS = {
     "empty": lambda path: path.write_bytes(b""),
     "cut": truncate,
@@ -276,7 +277,7 @@ SPOILED_MARKERS = {
     "nested json": lambda path: path.write_text("[" * 30_000),
     "huge": sparse,
     "a directory": lambda path: (path.unlink(), path.mkdir()),
-    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a FIFO": replaced_by_fifo,
     "a symlink": lambda path: (path.rename(path.with_name("real.json")), path.symlink_to("real.json")),
 }
 

@@ -191,6 +191,7 @@ def test_the_torch_archive_is_whole_and_aligned(source, tmp_path):
     ("suffix", "value", "words"),
     [
         ("pt", slice(1, 2), "slice"),
+        ("pt", b"", "empty bytes"),
         ("pt", np.float32(1), "numpy.float32"),
         ("pt", np.array(["2020-01-01"], "M8[D]"), "torch has no such dtype"),
         ("pt", torch.eye(3).to_sparse(), "sparse_coo"),

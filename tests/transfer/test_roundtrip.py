@@ -35,7 +35,12 @@ def _in_memory():
 
 
 _VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(min_size=1, max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(_NAMES, inner, max_size=3)
     ),
@@ -45,7 +50,7 @@ _VALUES = st.recursive(
 _SAFETENSORS = sorted(set(dtypes.SAFETENSORS) - {dtypes.PAIRED})
 _TORCH = sorted({*dtypes.SAFETENSORS, "complex32", "complex128"} - {dtypes.PAIRED})
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-_settings = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+_settings = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @_settings
