@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import signal
 import sys
@@ -29,9 +30,19 @@ COMMANDS = {
     "pin": "ckptstore.cli.marks",
     "unpin": "ckptstore.cli.marks",
     "invalidate": "ckptstore.cli.marks",
+    "diff": "ckptstore.cli.diff",
+    "du": "ckptstore.cli.du",
+    "query": "ckptstore.cli.query",
+    "plot": "ckptstore.cli.plot",
+    "ui": "ckptstore.cli.ui",
+    "export": "ckptstore.cli.transfer",
+    "import": "ckptstore.cli.transfer",
     "doctor": "ckptstore.cli.doctor",
     "demo": "ckptstore.cli.demo",
+    "completion": "ckptstore.cli.completion",
 }
+
+COMPLETION_VARIABLE = "_CKPTSTORE_COMPLETE"
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_NO_READER = 128 + signal.SIGPIPE
@@ -49,7 +60,8 @@ class App(click.Group):
         module = COMMANDS.get(cmd_name)
         if module is None:
             return None
-        found: click.Command = getattr(importlib.import_module(module), cmd_name)
+        attribute = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name  # import_
+        found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
 
     def resolve_command(
@@ -78,6 +90,9 @@ class App(click.Group):
         words = list(sys.argv[1:] if args is None else args)
         invocation = Invocation()
         output.prepare_streams()
+        if COMPLETION_VARIABLE in os.environ:
+            importlib.import_module("ckptstore.cli.completion")  # the shells that click does not know well
+            complete_var = COMPLETION_VARIABLE
         code = 0
         try:
             result = super().main(

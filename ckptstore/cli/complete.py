@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 import click
-from click.shell_completion import CompletionItem
 
 from ckptstore.cli.invocation import Invocation
 from ckptstore.store import Store
@@ -36,16 +35,7 @@ def complete_new_ref(context: click.Context, _parameter: click.Parameter, incomp
     return _offered(context, incomplete, lambda store: [f"{run}@" for run in _runs(store)])
 
 
-def complete_path(
-    _context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem[str]]:
-    """What the shell itself completes as a file."""
-    return [CompletionItem(incomplete, type="file")]
-
-
-def _offered(
-    context: click.Context, incomplete: str, find: Callable[[Store], Iterable[str]]
-) -> list[str]:
+def _offered(context: click.Context, incomplete: str, find: Callable[[Store], Iterable[str]]) -> list[str]:
     invocation = context.ensure_object(Invocation)
     logging.disable(logging.CRITICAL)  # nothing may be written between what a person types
     try:

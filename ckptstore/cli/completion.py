@@ -13,7 +13,6 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 from ckptstore.cli import output
 from ckptstore.cli.invocation import Invocation, command
 
-VARIABLE = "_CKPTSTORE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 _PLACES = {
@@ -24,17 +23,17 @@ _PLACES = {
 
 
 @command("completion", *_PLACES.values())
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(SHELLS), metavar="[bash|zsh|fish]")
 def completion(invocation: Invocation, shell: str) -> None:
     """Prints a script for a shell: it then completes commands, options, runs and REFs (RUN@TAG, ...).
 
     Runs and REFs come from the store that -s, $CKPTSTORE or the nearest ckptstore.toml names.
     """
-    from ckptstore.cli.app import app
+    from ckptstore.cli.app import COMPLETION_VARIABLE, app
 
     found = get_completion_class(shell)
     assert found is not None
-    script = found(app, {}, "ckptstore", VARIABLE).source()
+    script = found(app, {}, "ckptstore", COMPLETION_VARIABLE).source()
     if invocation.as_json:
         output.emit_json({"shell": shell, "script": script, "place": _PLACES[shell]})
         return
@@ -122,7 +121,7 @@ class Bash(BashComplete):
         return list(self._typed.words[1:]), self._typed.last
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """``kind,value``: of the value, what bash wants to put behind the last character that divides words."""
+        """``kind,value``: of the value only what stands behind the last character that divides words."""
         if item.type != "plain":
             return f"{item.type},"
         kind = "part" if item.value.endswith("@") else "plain"

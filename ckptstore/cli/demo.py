@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import click
 
@@ -18,6 +16,7 @@ import ckptstore
 from ckptstore.cli import output
 from ckptstore.cli.invocation import Invocation, command
 from ckptstore.cli.ls import checkpoint_lines, run_lines
+from ckptstore.cli.signals import terminated_like_interrupted
 from ckptstore.cli.text import duration, plural, shown, size
 from ckptstore.demo.demo import RUN, TUNED_RUN, Reporter, Result, Settings, demonstrate
 from ckptstore.manifest import place
@@ -56,7 +55,7 @@ def demo(invocation: Invocation, folder: Path | None, keep: bool, steps: int | N
     reporter = Reporter(
         part=lambda title: tell(f"\n{output.strong(title)}"), line=lambda text: tell(f"   {shown(text)}")
     )
-    with _working_folder(folder, keep) as (where, stays), _terminated_like_interrupted():
+    with _working_folder(folder, keep) as (where, stays), terminated_like_interrupted():
         tell(f"working in {shown(str(where))}{'' if stays else ', which is removed at the end'}")
         result = demonstrate(where, settings, reporter)
         if invocation.as_json:
@@ -85,20 +84,6 @@ def _working_folder(folder: Path | None, keep: bool) -> Iterator[tuple[Path, boo
     finally:
         if not keep:
             shutil.rmtree(made, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends the trainings, too, and removes the folder."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _print(result: Result, stays: bool) -> None:

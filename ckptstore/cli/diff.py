@@ -88,18 +88,21 @@ def _side(side: Side) -> str:
 
 
 def _summary(found: Diff) -> Iterator[str]:
-    same = f"{plural(found.unchanged, 'tensor')} ({size(found.unchanged_bytes)})"
+    same = f"{found.unchanged} the same ({size(found.unchanged_bytes)})"
     if found.identical:
-        yield f"identical: {same}"
+        yield f"identical: {plural(found.unchanged, 'tensor')}, {size(found.unchanged_bytes)}"
         return
-    counts = {change: len(found.of(change)) for change in _MARKS}  # type: ignore[arg-type]
+    counts = {change: sum(item.change == change for item in found.tensors) for change in _MARKS}
     parts = [f"{count} {change}" for change, count in counts.items() if count]
+    tied = sum(item.new is not None and item.new.alias_of is not None for item in found.tensors)
+    if tied:
+        parts[-1] += f" ({tied} of these tied to another)"
     if parts:
-        yield f"tensors: {', '.join(parts)}; {same} the same; {size(found.changed_bytes)} of B are not in A"
-    else:
-        yield f"tensors: {same}, all the same"
+        yield f"tensors: {', '.join(parts)}, {same}; {size(found.changed_bytes)} of B are not in A"
+    elif found.unchanged:
+        yield f"tensors: {same}"
     if found.value_changes:
-        yield f"values: {found.value_changes} differ"
+        yield f"values: {found.value_changes} not the same"
 
 
 # --- tables ------------------------------------------------------------------------------------------
@@ -146,7 +149,7 @@ def _number_table(tensors: list[TensorDiff]) -> list[str]:
         Column("TENSOR", flexible=True),
         *(
             Column(title, right=True)
-            for title in ("DIFFERING", "OF", "LARGEST", "MEAN", "NORM A", "NORM B", "NAN", "INF")
+            for title in ("DIFFERING", "OF", "MAX DIFF", "MEAN DIFF", "NORM A", "NORM B", "NAN", "INF")
         ),
     )
     cells = []

@@ -9,7 +9,7 @@ import click
 
 from ckptstore import doctor as examination
 from ckptstore.cli import output
-from ckptstore.cli.invocation import Invocation, command
+from ckptstore.cli.invocation import Invocation, command, complete_path
 from ckptstore.cli.text import plural, shown
 from ckptstore.doctor import Finding
 from ckptstore.errors import CkptstoreError, StoreNotFoundError
@@ -22,7 +22,7 @@ _NAME_WIDTH = 16
     "ckptstore doctor ckpts",
     "ckptstore -s /mnt/shared/ckpts doctor --no-write",
 )
-@click.argument("store", required=False)
+@click.argument("store", required=False, shell_complete=complete_path)
 @click.option("--no-write", is_flag=True, help="Change nothing at all: leave out what tries writing.")
 def doctor(invocation: Invocation, store: str | None, no_write: bool) -> None:
     """Tries a store out through the code that saves and loads use, and says what each finding means.

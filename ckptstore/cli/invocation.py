@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import click
+from click.shell_completion import CompletionItem
 
 from ckptstore import config
 from ckptstore.errors import StoreNotFoundError
@@ -103,6 +104,13 @@ def here() -> Path:
         return Path("/")
 
 
+def complete_path(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Files and directories are completed by the shell itself."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 # --- options that may stand before and after the command's name ------------------------------------
 
 
@@ -131,6 +139,7 @@ def _options() -> list[Callable[[Any], Any]]:
             "-s",
             "--store",
             metavar="STORE",
+            shell_complete=complete_path,
             callback=_note(_set("location")),
             help="A directory, URL or ckptstore.toml. Default: $CKPTSTORE, else the nearest ckptstore.toml.",
         ),

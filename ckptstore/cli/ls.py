@@ -7,7 +7,9 @@ import dataclasses
 import click
 
 from ckptstore.cli import output
+from ckptstore.cli.complete import complete_run_or_ref
 from ckptstore.cli.invocation import Invocation, command
+from ckptstore.cli.named import from_stdin
 from ckptstore.cli.rows import checkpoint_json, run_json
 from ckptstore.cli.table import Column, table, terminal_width
 from ckptstore.cli.text import ago, metrics, plural, shown, size
@@ -34,7 +36,7 @@ class Unreadable:
     "ckptstore ls gpt -n 5            its newest five",
     "ckptstore ls gpt@latest --json   one checkpoint, for programs",
 )
-@click.argument("what", nargs=-1, metavar="[RUN | REF]...")
+@click.argument("what", nargs=-1, metavar="[RUN | REF | -]...", shell_complete=complete_run_or_ref)
 @click.option("-a", "--all", "everything", is_flag=True, help="The checkpoints of all runs.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="The newest N of each run.")
 @click.option("-l", "--long", is_flag=True, help="All columns, however narrow the terminal is.")
@@ -48,6 +50,7 @@ def ls(
     """
     if everything and what:
         raise UsageError("--all takes no names", hint="leave out either")
+    names = from_stdin(what) if what else None
     with invocation.open_store() as store:
         if not what and not everything:
             rows = store.runs()
@@ -56,12 +59,12 @@ def ls(
                 return
             lines = run_lines(store, rows, long=long)
         elif invocation.as_json:
-            found, unreadable = _checkpoints(store, what, limit)
+            found, unreadable = _checkpoints(store, names, limit)
             checkpoints = [checkpoint_json(row) for row in found]
             output.emit_json({"store": store.url, "checkpoints": checkpoints, "unreadable": unreadable})
             return
         else:
-            lines = checkpoint_lines(store, what, limit=limit, long=long)
+            lines = checkpoint_lines(store, names, limit=limit, long=long)
         for line in lines:
             output.say(line)
 
@@ -70,12 +73,12 @@ def ls(
 
 
 def _checkpoints(
-    store: Store, what: tuple[str, ...], limit: int | None
+    store: Store, what: tuple[str, ...] | None, limit: int | None
 ) -> tuple[list[CheckpointRow], list[Unreadable]]:
     known = {row.run: row for row in store.runs()}
     rows: list[CheckpointRow] = []
     unreadable: list[Unreadable] = []
-    for name in what or sorted(known):
+    for name in sorted(known) if what is None else what:
         if name not in known:
             rows.append(_one(store, name))
             continue
@@ -176,13 +179,13 @@ _COLUMNS = (
 
 
 def checkpoint_lines(
-    store: Store, what: tuple[str, ...], *, limit: int | None = None, long: bool = False
+    store: Store, what: tuple[str, ...] | None, *, limit: int | None = None, long: bool = False
 ) -> list[str]:
-    """The table of checkpoints of runs and REFs; of all runs without any."""
+    """The table of checkpoints of runs and REFs; None: of all runs."""
     rows, unreadable = _checkpoints(store, what, limit)
     now = store.tier.environment.now()
     if not rows and not unreadable:
-        return ["no checkpoints yet"]
+        return [] if what == () else ["no checkpoints yet"]
     runs = {row.run for row in rows} | {item.run for item in unreadable}
     cells = [_cells(row, now, with_run=len(runs) > 1) for row in rows]
     for item in unreadable:

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.cli import output
+from ckptstore.cli.complete import complete_ref
 from ckptstore.cli.invocation import Invocation, command
+from ckptstore.cli.named import STDIN, from_stdin
 from ckptstore.cli.text import plural, shown
 from ckptstore.errors import UsageError
 from ckptstore.run import Run
 
+Note = Callable[[Run, Checkpoint], tuple[str, dict[str, Any]]]
+"""Does it, and returns what to say of it, as text and as JSON fields."""
 
-@contextmanager
-def _found(invocation: Invocation, ref: str) -> Iterator[tuple[Run, Checkpoint]]:
+
+def _each(invocation: Invocation, ref: str, note: Note) -> None:
+    """Does it to the checkpoint of a REF, or to each on stdin: all are looked up before any is changed."""
+    documents = []
     with invocation.open_store() as store:
-        checkpoint = store.checkpoint(ref)
-        yield store.run(checkpoint.run), checkpoint
-
-
-def _tell(invocation: Invocation, checkpoint: Checkpoint, text: str, **more: Any) -> None:
-    if invocation.as_json:
-        output.emit_json({"run": checkpoint.run, "step": checkpoint.step, "id": checkpoint.id, **more})
-        return
-    output.say(f"{shown(checkpoint.run)} step {checkpoint.step} ({checkpoint.id}) {text}")
+        for checkpoint in [store.checkpoint(name) for name in from_stdin((ref,))]:
+            text, fields = note(store.run(checkpoint.run), checkpoint)
+            documents.append({"run": checkpoint.run, "step": checkpoint.step, "id": checkpoint.id, **fields})
+            if not invocation.as_json:
+                output.say(f"{shown(checkpoint.run)} step {checkpoint.step} ({checkpoint.id}) {text}")
+        if invocation.as_json:
+            many = {"store": store.url, "checkpoints": documents}
+            output.emit_json(many if ref == STDIN else documents[0])
 
 
 @command(
@@ -35,52 +39,64 @@ def _tell(invocation: Invocation, checkpoint: Checkpoint, text: str, **more: Any
     "ckptstore tag gpt@12000 paper",
     "ckptstore tag gpt@min:loss best --move",
 )
-@click.argument("ref")
+@click.argument("ref", metavar="[REF | -]", shell_complete=complete_ref)
 @click.argument("tag")
 @click.option("--move", is_flag=True, help="Take the tag from the checkpoint of the run that has it.")
 def tag(invocation: Invocation, ref: str, tag: str, move: bool) -> None:
     """Gives a checkpoint a name within its run: RUN@TAG is then a REF."""
-    with _found(invocation, ref) as (run, checkpoint):
+
+    def note(run: Run, checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
         run.tag(checkpoint, tag, move=move)
-        _tell(invocation, checkpoint, f"is tagged {shown(tag)}", tag=tag)
+        return f"is tagged {shown(tag)}", {"tag": tag}
+
+    _each(invocation, ref, note)
 
 
 @command(
     "untag",
     "ckptstore untag gpt@12000 paper",
 )
-@click.argument("ref")
+@click.argument("ref", metavar="[REF | -]", shell_complete=complete_ref)
 @click.argument("tag")
 def untag(invocation: Invocation, ref: str, tag: str) -> None:
     """Takes a tag away from a checkpoint."""
-    with _found(invocation, ref) as (run, checkpoint):
+
+    def note(run: Run, checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
         run.untag(checkpoint, tag)
-        _tell(invocation, checkpoint, f"is no longer tagged {shown(tag)}", tag=tag)
+        return f"is no longer tagged {shown(tag)}", {"tag": tag}
+
+    _each(invocation, ref, note)
 
 
 @command(
     "pin",
     'ckptstore pin gpt@12000 --reason "figures of the paper"',
 )
-@click.argument("ref")
+@click.argument("ref", metavar="[REF | -]", shell_complete=complete_ref)
 @click.option("--reason", default="", metavar="TEXT", help="Why, for whoever finds the pin later.")
 def pin(invocation: Invocation, ref: str, reason: str) -> None:
     """Promises that a checkpoint is needed: nothing collects it until `unpin`."""
-    with _found(invocation, ref) as (run, checkpoint):
+
+    def note(run: Run, checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
         identity = run.pin(checkpoint, reason)
-        _tell(invocation, checkpoint, f"is pinned ({identity})", pin=identity, reason=reason)
+        return f"is pinned ({identity})", {"pin": identity, "reason": reason}
+
+    _each(invocation, ref, note)
 
 
 @command(
     "unpin",
     "ckptstore unpin gpt@12000",
 )
-@click.argument("ref")
+@click.argument("ref", metavar="[REF | -]", shell_complete=complete_ref)
 def unpin(invocation: Invocation, ref: str) -> None:
     """Takes all pins of a checkpoint back."""
-    with _found(invocation, ref) as (run, checkpoint):
+
+    def note(run: Run, checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
         count = run.unpin(checkpoint)
-        _tell(invocation, checkpoint, f"is unpinned: {plural(count, 'pin')} taken back", pins_removed=count)
+        return f"is unpinned: {plural(count, 'pin')} taken back", {"pins_removed": count}
+
+    _each(invocation, ref, note)
 
 
 @command(
@@ -88,7 +104,7 @@ def unpin(invocation: Invocation, ref: str) -> None:
     'ckptstore invalidate gpt@12000 --reason "loss spike from step 11800 on"',
     "ckptstore invalidate gpt@12000 --undo",
 )
-@click.argument("ref")
+@click.argument("ref", metavar="[REF | -]", shell_complete=complete_ref)
 @click.option("--reason", metavar="TEXT", help="What is wrong with it; whoever finds it later will ask.")
 @click.option("--undo", is_flag=True, help="Mark it valid again.")
 def invalidate(invocation: Invocation, ref: str, reason: str | None, undo: bool) -> None:
@@ -100,10 +116,12 @@ def invalidate(invocation: Invocation, ref: str, reason: str | None, undo: bool)
         raise UsageError(
             "invalidate wants either --reason TEXT or --undo", hint='add --reason "what is wrong"'
         )
-    with _found(invocation, ref) as (run, checkpoint):
+
+    def note(run: Run, checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
         if reason is None:
             run.revalidate(checkpoint)
-            _tell(invocation, checkpoint, "is valid again", valid=True, reason=None)
-            return
+            return "is valid again", {"valid": True, "reason": None}
         run.invalidate(checkpoint, reason)
-        _tell(invocation, checkpoint, f"is marked invalid: {shown(reason)}", valid=False, reason=reason)
+        return f"is marked invalid: {shown(reason)}", {"valid": False, "reason": reason}
+
+    _each(invocation, ref, note)

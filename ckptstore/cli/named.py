@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-
-import click
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import NotFoundError
@@ -20,12 +19,15 @@ def from_stdin(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _lines() -> Iterator[str]:
-    # Whatever bytes they are: a name that is no UTF-8 names nothing, and the error says which.
-    stream = click.get_text_stream("stdin", encoding="utf-8", errors="surrogateescape")
-    for line in stream:
-        name = line.removesuffix("\n").removesuffix("\r")
+    for line in stdin_text().split("\n"):
+        name = line.removesuffix("\r")
         if name:
             yield name
+
+
+def stdin_text() -> str:
+    """All of stdin. Bytes that are no UTF-8 stay what they are, for whoever looks at the text to refuse."""
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if sys.stdin else ""
 
 
 def checkpoint_of(store: Store, ref: str) -> Checkpoint:

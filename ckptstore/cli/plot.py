@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from ckptstore.cli import output
-from ckptstore.cli.complete import complete_path, complete_run
-from ckptstore.cli.invocation import Invocation, command
+from ckptstore.cli.complete import complete_run
+from ckptstore.cli.invocation import Invocation, command, complete_path
 from ckptstore.cli.text import shown
 
 _MAX_NAME = 100

@@ -9,7 +9,7 @@ import click
 
 from ckptstore.cli import output
 from ckptstore.cli.invocation import Invocation, command
-from ckptstore.cli.named import STDIN
+from ckptstore.cli.named import STDIN, stdin_text
 from ckptstore.cli.pairs import guessed_pair, once, pair
 from ckptstore.cli.table import Column, table, terminal_width
 from ckptstore.errors import UsageError
@@ -64,6 +64,7 @@ FORMATS = ("table", "json", "csv", "nl")
 )
 def query(
     invocation: Invocation,
+    *,
     sql: str,
     params: tuple[tuple[str, str | int | float], ...],
     texts: tuple[tuple[str, str], ...],
@@ -86,7 +87,7 @@ def query(
     assert set(FORMATS) == set(get_args(Format))
     chosen = _format(invocation, form, as_nl, as_csv)
     if sql == STDIN:
-        sql = click.get_text_stream("stdin", encoding="utf-8").read()
+        sql = stdin_text()
     values = once([*params, *texts], "--param")
     with invocation.open_store() as store:
         result = ask(store, sql, values, seconds=limit_seconds)

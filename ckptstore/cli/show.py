@@ -9,10 +9,12 @@ import click
 
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.cli import output
+from ckptstore.cli.complete import complete_ref
 from ckptstore.cli.invocation import Invocation, command
+from ckptstore.cli.named import STDIN, from_stdin
 from ckptstore.cli.rows import checkpoint_json
 from ckptstore.cli.table import Column, table, terminal_width
-from ckptstore.cli.text import ago, number, shown, size
+from ckptstore.cli.text import ago, number, plural, shape_text, shown, size
 from ckptstore.manifest import CheckpointRow, PinRow, TensorRow
 from ckptstore.manifest.text import iso, people_json, ranges_text
 from ckptstore.model import values
@@ -68,30 +70,42 @@ class Facts:
     "ckptstore show gpt@latest",
     "ckptstore show gpt@min:loss --tensors",
     "ckptstore show gpt@200 --values --json",
+    "ckptstore show - < refs.txt",
 )
-@click.argument("ref")
+@click.argument("refs", nargs=-1, required=True, metavar="[REF | -]...", shell_complete=complete_ref)
 @click.option("--tensors", "with_tensors", is_flag=True, help="Every tensor: type, shape, boxes, bytes.")
 @click.option("--values", "with_values", is_flag=True, help="Every value of the state that is no tensor.")
-def show(invocation: Invocation, ref: str, with_tensors: bool, with_values: bool) -> None:
-    """Shows one checkpoint: its state, session, components, times, and what was not captured.
+def show(invocation: Invocation, refs: tuple[str, ...], with_tensors: bool, with_values: bool) -> None:
+    """Shows a checkpoint: its state, session, components, times, tiers, and what was not captured.
 
-    REF is RUN@latest, RUN@12000 (a step), RUN@TAG, RUN@min:loss, RUN@max:acc, or the beginning of an id.
+    REF is RUN@latest, RUN@12000 (a step), RUN@TAG, RUN@min:loss, RUN@max:acc, or the beginning of an id; with
+    - they are read from stdin, one per line.
     """
+    names = from_stdin(refs)
     with invocation.open_store() as store:
-        facts = Facts(store, ref)
+        found = [Facts(store, ref) for ref in names]
         if invocation.as_json:
-            output.emit_json(_document(facts, with_tensors, with_values))
+            documents = [_document(facts, with_tensors, with_values) for facts in found]
+            is_one = len(refs) == 1 and refs != (STDIN,)
+            output.emit_json(documents[0] if is_one else {"store": store.url, "checkpoints": documents})
             return
-        for line in _lines(facts):
+        for number, facts in enumerate(found):
+            if number:
+                output.say()
+            _print(facts, with_tensors, with_values)
+
+
+def _print(facts: Facts, with_tensors: bool, with_values: bool) -> None:
+    for line in _lines(facts):
+        output.say(line)
+    if with_tensors:
+        output.say()
+        for line in _tensor_lines(facts):
             output.say(line)
-        if with_tensors:
-            output.say()
-            for line in _tensor_lines(facts):
-                output.say(line)
-        if with_values:
-            output.say()
-            for path, value in facts.values():
-                output.say(f"{shown(path)} = {_value_text(value)}")
+    if with_values:
+        output.say()
+        for path, value in facts.values():
+            output.say(f"{shown(path)} = {_value_text(value)}")
 
 
 # --- text --------------------------------------------------------------------------------------------------
@@ -142,6 +156,8 @@ def _facts(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "made from", parent
     if row.origin != "save":
         yield "origin", row.origin
+    yield "tiers", " ".join(map(shown, row.tiers)) or "-"
+    yield "complete", _completeness(facts)
     yield "size", f"{size(row.logical_bytes)}: {size(row.new_bytes)} new, {size(row.reused_bytes)} reused"
     yield "tensors", f"{row.tensors} in {row.chunks} chunks of at most {size(record.chunk_bytes)}"
     total = sum(row.timings.values())
@@ -156,8 +172,15 @@ def _facts(facts: Facts) -> Iterator[tuple[str, str]]:
     for pin in facts.pins:
         why = f": {shown(pin.reason)}" if pin.reason else ""
         yield "pinned", f"({pin.kind}) by {shown(pin.user)} on {shown(pin.host)}, {iso(pin.created_at)}{why}"
+
+
+def _completeness(facts: Facts) -> str:
+    """A record has the parts of every rank, or is not there; missing is what was not given to the save."""
+    record = facts.checkpoint.record
     if record.not_captured:
-        yield "not captured", output.odd(", ".join(shown(name) for name in record.not_captured))
+        return output.odd(f"no: not captured: {', '.join(map(shown, record.not_captured))}")
+    parts = f"{plural(len(record.components), 'component')} of {plural(record.world_size, 'rank')}"
+    return f"yes: {parts}, and nothing was left out"
 
 
 def _session_text(facts: Facts) -> str:
@@ -187,7 +210,7 @@ def _tensor_lines(facts: Facts) -> list[str]:
         where = "-" if boxes is None else "whole" if _is_whole(row, boxes) else " ".join(boxes)
         if row.alias_of is not None:
             where = f"the same as {shown(row.alias_of)}"
-        shape = "x".join(map(str, row.shape)) or "scalar"
+        shape = shape_text(row.shape)
         cells.append(
             (shown(row.name), kind, shape, size(row.bytes), size(row.new_bytes), str(row.chunks), where)
         )
@@ -214,6 +237,7 @@ def _document(facts: Facts, with_tensors: bool, with_values: bool) -> dict[str, 
         "chunk_bytes": record.chunk_bytes,
         "parents": record.parents,
         "components": record.components,
+        "complete": not record.not_captured,
         "not_captured": record.not_captured,
         "metadata": {name: _value_json(item) for name, item in record.metadata.items()},
         "session_info": None

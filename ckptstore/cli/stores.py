@@ -8,7 +8,7 @@ import click
 
 from ckptstore import config
 from ckptstore.cli import output
-from ckptstore.cli.invocation import Invocation, command, here
+from ckptstore.cli.invocation import Invocation, command, complete_path, here
 from ckptstore.cli.text import parse_size, plural, shown, size
 from ckptstore.errors import UsageError
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
@@ -21,7 +21,7 @@ _SMALLEST_CHUNK = 1 << 20
     "ckptstore init ckpts",
     "ckptstore init /data/ckpts --chunk-size 64MiB",
 )
-@click.argument("location", required=False)
+@click.argument("location", required=False, shell_complete=complete_path)
 @click.option(
     "--chunk-size",
     type=parse_size,

@@ -104,6 +104,12 @@ def shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first few names, and how many more there are."""
+    text = ", ".join(map(shown, names[:most]))
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
+
+
 def plural(count: int, noun: str) -> str:
     """``1 checkpoint``, ``2 checkpoints``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

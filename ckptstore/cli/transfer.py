@@ -10,8 +10,8 @@ import click
 
 from ckptstore import refs
 from ckptstore.cli import output
-from ckptstore.cli.complete import complete_new_ref, complete_path, complete_ref
-from ckptstore.cli.invocation import Invocation, command
+from ckptstore.cli.complete import complete_new_ref, complete_ref
+from ckptstore.cli.invocation import Invocation, command, complete_path
 from ckptstore.cli.named import row_of
 from ckptstore.cli.pairs import number_pair, once, pair
 from ckptstore.cli.progress import Progress
@@ -66,6 +66,7 @@ _dtype_option = click.option(
 @click.option("--overwrite", is_flag=True, help="Replace what is at DST.")
 def export(
     invocation: Invocation,
+    *,
     ref: str,
     destination: Path,
     form: str | None,
@@ -166,6 +167,7 @@ def _report_lines(report: ExportReport) -> Iterator[str]:
 @click.option("--metadata", multiple=True, type=pair, metavar="NAME=TEXT", help="What else to note.")
 def import_(
     invocation: Invocation,
+    *,
     source: Path,
     target: str,
     form: str | None,

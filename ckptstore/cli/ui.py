@@ -6,15 +6,19 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ckptstore.cli import output
-from ckptstore.cli.complete import complete_path
-from ckptstore.cli.invocation import Invocation, command
+from ckptstore.cli.invocation import Invocation, command, complete_path
 from ckptstore.cli.signals import terminated_like_interrupted
 from ckptstore.cli.text import shown
-from ckptstore.errors import UsageError
+from ckptstore.errors import ConflictError, UsageError
+
+if TYPE_CHECKING:
+    from ckptstore.inspect.ui import Pages
+    from ckptstore.store import Store
 
 
 @command(
@@ -77,8 +81,9 @@ def ui(invocation: Invocation, port: int, no_open: bool, folder: Path | None) ->
 def _export(store: Store, folder: Path) -> Pages:
     from ckptstore.inspect import ui as pages
     from ckptstore.inspect.query import snapshot
+    from ckptstore.transfer.files import os_errors
 
-    with output.os_errors(folder):
+    with os_errors(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConflictError(f"{folder} is not empty", hint="name a new folder")

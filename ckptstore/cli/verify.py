@@ -7,7 +7,9 @@ import re
 import click
 
 from ckptstore.cli import output
+from ckptstore.cli.complete import complete_run_or_ref
 from ckptstore.cli.invocation import Invocation, command
+from ckptstore.cli.named import from_stdin
 from ckptstore.cli.progress import Progress
 from ckptstore.cli.text import duration, parse_size, plural, shown, size
 from ckptstore.errors import DamageError
@@ -33,7 +35,7 @@ def parse_share(text: str) -> tuple[int, int]:
     "ckptstore verify --share 3/30        a thirtieth a day: all of it in a month",
     "ckptstore verify --max-bytes 100GiB",
 )
-@click.argument("what", nargs=-1, metavar="[RUN | REF]...")
+@click.argument("what", nargs=-1, metavar="[RUN | REF | -]...", shell_complete=complete_run_or_ref)
 @click.option("--share", type=parse_share, metavar="N/T", help="Only the N-th of T equal parts of the data.")
 @click.option(
     "--max-bytes", type=parse_size, metavar="SIZE", help="Read about that much; the longest unverified first."
@@ -46,16 +48,20 @@ def verify(
     Each checkpoint that holds something bad is marked damaged and is then never restored unasked; the others
     are marked verified. Ends with 4 when damage was found.
     """
+    names = from_stdin(what)
     with invocation.open_store() as store:
-        known = {row.run for row in store.runs()} if what else set()
+        known = {row.run for row in store.runs()} if names else set()
         with Progress(invocation, "verify") as progress:
-            report = store.verify(
-                runs=[name for name in what if name in known],
-                refs=[name for name in what if name not in known],
-                share=share,
-                max_bytes=max_bytes,
-                progress=progress,
-            )
+            if what and not names:
+                report = VerifyReport(0, 0, 0, 0, 0, 0.0, (), True)  # nothing came on stdin: not everything
+            else:
+                report = store.verify(
+                    runs=[name for name in names if name in known],
+                    refs=[name for name in names if name not in known],
+                    share=share,
+                    max_bytes=max_bytes,
+                    progress=progress,
+                )
         if invocation.as_json:
             output.emit_json({"store": store.url, "clean": not report.problems, **output.plain(report)})
         else:

@@ -1,4 +1,4 @@
-"""Kinds of tensors that checkpoints have gone wrong with; each test bears its number in the list of failures."""
+"""Kinds of tensors that checkpoints have gone wrong with; each test bears its number in that list."""
 
 import subprocess
 import sys

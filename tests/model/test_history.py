@@ -38,7 +38,9 @@ def histories(draw):
         epochs.append(epoch(number, source, draw(st.booleans())))
         for sequence in range(1, draw(st.integers(0, 3)) + 1):
             step = draw(st.sampled_from([10, 20, 30]))
-            metrics = draw(st.dictionaries(st.sampled_from(["loss"]), numbers))
+            metrics = draw(
+                st.one_of(numbers, numbers, st.none()).map(lambda n: {} if n is None else {"loss": n})
+            )
             own = facts(draw(st.booleans()), metrics)
             name = attempt(number, step, sequence)
             entries.append(Entry(name, name, 0, step, number, sequence, 0.0, own))
@@ -110,6 +112,19 @@ def test_best_tells_large_whole_numbers_apart():
         for n, value in enumerate([2**62 + 1, 2**62], 1)
     ]
     assert history.best(entries, "loss", "max").step == 1
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize(
+    ("losses", "winner"),
+    [([math.nan, 1.0], 2), ([1.0, math.nan], 1), ([math.nan, 1.0, math.nan, 1.0], 4), ([math.nan], None)],
+)
+def test_nan_never_wins_wherever_it_stands(losses, winner, mode):
+    entries = [
+        Entry(attempt(1, n, n), attempt(1, n, n), 0, n, 1, n, 0.0, facts(True, {"loss": loss}))
+        for n, loss in enumerate(losses, 1)
+    ]
+    assert getattr(history.best(entries, "loss", mode), "step", None) == winner
 
 
 def test_best_wants_a_mode_and_has_no_default():

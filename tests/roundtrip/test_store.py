@@ -451,6 +451,16 @@ def test_equal_chunks_within_one_save_are_written_once():
     assert state_difference(state, again(store).run("r").latest.load()) is None
 
 
+def test_no_key_is_put_twice_however_often_a_content_stands_in_a_state():
+    store = fresh()
+    seen, backend = watched(store)
+    state = {"a": torch.zeros(10_000), "b": torch.zeros(10_000), "s": [torch.ones(10) for _ in range(50)]}
+    seen.run("r").save(1, state).result()
+    seen.run("r").save(2, state).result()
+    puts = [call.key for call in backend.log if call.op == "put"]
+    assert len(puts) == len(set(puts))
+
+
 def test_a_fork_writes_no_chunk_and_loads_the_same():
     state = {"x": torch.randn(5000), "small": torch.ones(3), "n": [1, {"a": 2}]}
     store, run = saved(state, metrics={"loss": 1.0}, metadata={"a": 1})

@@ -50,7 +50,7 @@ _VALUES = st.recursive(
 _SAFETENSORS = sorted(set(dtypes.SAFETENSORS) - {dtypes.PAIRED})
 _TORCH = sorted({*dtypes.SAFETENSORS, "complex32", "complex128"} - {dtypes.PAIRED})
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-_settings = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+_settings = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @_settings
