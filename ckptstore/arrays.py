@@ -135,6 +135,8 @@ def _no_plain_bytes(value: Any) -> tuple[str, str] | None:
             "on the meta device and has no data",
             "materialise it first: module.to_empty(device=...), then load or initialise",
         )
+    if hasattr(value, "materialize"):  # torch.nn.parameter.UninitializedTensorMixin
+        return "not initialised yet", "run one forward pass first"
     if value.is_mkldnn:
         return "an mkldnn tensor", "save tensor.to_dense()"
     return None
@@ -231,8 +233,8 @@ def bytes_of(value: Any) -> memoryview:
         tensor = tensor.cpu()
     if not tensor.numel():
         return memoryview(b"")
-    # A zero-dimensional tensor cannot be viewed as bytes; reshape copies only if it must.
-    return memoryview(_as_integers(tensor).reshape(-1).view(_torch().uint8).numpy())
+    # One element of any stride counts as contiguous for torch and cannot be viewed: numpy settles that.
+    return _flat(np.ascontiguousarray(_as_integers(tensor).contiguous().numpy()))
 
 
 def _as_integers(tensor: Any) -> Any:
@@ -268,6 +270,8 @@ def unwritable(value: Any) -> str | None:
     """Why a target cannot be filled in place, or None when it can."""
     if isinstance(value, np.ndarray):
         return None if value.flags.writeable else "the array here is read-only"
+    if value.is_meta:
+        return "the tensor here is on the meta device and has no memory; materialise it first"
     overlaps = any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
     return "elements of the tensor here share memory (expanded); clone it first" if overlaps else None
 
@@ -280,13 +284,13 @@ def raw_dtype(itemsize: int) -> np.dtype[Any]:
 def from_raw(raw: npt.NDArray[Any], kind: str, dtype: DType, shape: Shape, detail: str | None) -> Any:
     """A new torch tensor or numpy array over `raw`, the flat bytes (uint8) of all its elements.
 
+    A numpy array is little-endian, as its bytes are; :func:`in_byte_order` follows when they are in.
+
     Raises:
         UnsupportedValueError: this torch or numpy does not know the dtype.
     """
     if kind == "numpy":
-        wanted = _numpy_dtype(detail or dtype.name)
-        stored = raw.view(wanted.newbyteorder("<")).reshape(shape)
-        return stored if wanted.byteorder != ">" else stored.astype(wanted)
+        return raw.view(_numpy_dtype(detail or dtype.name).newbyteorder("<")).reshape(shape)
     torch = _torch()
     if torch is None:
         import torch
@@ -298,6 +302,13 @@ def from_raw(raw: npt.NDArray[Any], kind: str, dtype: DType, shape: Shape, detai
     if not len(raw):
         return torch.empty(shape, dtype=found)
     return torch.from_numpy(raw.view(_RAW[dtype.itemsize])).reshape(shape).view(found)
+
+
+def in_byte_order(array: Any, detail: str | None) -> Any:
+    """A loaded numpy array in the byte order that was saved; all else as it is."""
+    if detail is None or not detail.startswith(">") or not isinstance(array, np.ndarray):
+        return array
+    return array.astype(array.dtype.newbyteorder(">"))
 
 
 def _numpy_dtype(text: str) -> np.dtype[Any]:

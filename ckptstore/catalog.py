@@ -64,6 +64,8 @@ class Catalog:
         uuid = self._tier.marker.store_uuid
         local = self._tier.backend.capabilities.local_path
         where = place.choose(Path(local) if local is not None else None, uuid)
+        if where.path is not None and local is not None and not where.path.exists():
+            self._tier.check_marker()  # nothing is made in the mount point of a disk that is gone
         if where.path is None:
             return self._prepared(Manifest.open(None, store_uuid=uuid))
         try:
@@ -122,7 +124,12 @@ class Catalog:
         """
         run_keys = self._tier.run_keys() if run_key is None else [run_key]
         for key in run_keys:
-            self._refresh_run(key)
+            try:
+                self._refresh_run(key)
+            except DamageError as error:
+                if run_key is not None:
+                    raise
+                log.error("a run is left out: %s", error.message)
         if run_key is None:
             self.refresh_pins()
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ckptstore.errors import NotFoundError, PermissionDeniedError, UsageError
+from ckptstore.errors import NotFoundError, OutOfSpaceError, PermissionDeniedError, UsageError
 from ckptstore.load.load import StoredTensor, StoredTensors, load
 from ckptstore.load.restore import Filled, restore
 from ckptstore.load.select import Globs, Rename, Selection
@@ -62,7 +62,7 @@ class Checkpoint:
 
     def __init__(self, store: Store, tier: Tier, run: str, entry: Entry) -> None:
         self._store = store
-        self._tier = tier
+        self.tier = tier
         self._entry = entry
         self.run = run
 
@@ -136,7 +136,7 @@ class Checkpoint:
         Raises:
             NotFoundError: it has been collected since.
         """
-        found = commits.read_commit(self._tier, run_key_of(self.run), self._entry.attempt)
+        found = commits.read_commit(self.tier, run_key_of(self.run), self._entry.attempt)
         if not isinstance(found, CommitRecord):
             raise NotFoundError(
                 f"run {self.run!r} step {self.step}: the checkpoint is gone",
@@ -167,7 +167,7 @@ class Checkpoint:
     @functools.cached_property
     def contents(self) -> Contents:
         """The record's tables, read on demand."""
-        return Contents(self._tier, self.record)
+        return Contents(self.tier, self.record)
 
     @property
     def saved(self) -> SavedTree:
@@ -177,7 +177,7 @@ class Checkpoint:
     @functools.cached_property
     def tensors(self) -> Mapping[str, StoredTensor]:
         """Its tensors by name, aliases included; read on demand: ``ckpt.tensors[name][0:100]``."""
-        return StoredTensors(self._tier, self.contents)
+        return StoredTensors(self.tier, self.contents)
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.run!r} step {self.step}, {self.state}, {self.id}>"
@@ -214,9 +214,9 @@ class Checkpoint:
         Example:
             >>> weights = run.latest.load("model.*")["model"]
         """
-        with self._reading():
+        with self.reading():
             selection = Selection.of(only, exclude)
-            return load(self._tier, self.contents, selection, device=device, allow_pickle=allow_pickle)[0]
+            return load(self.tier, self.contents, selection, device=device, allow_pickle=allow_pickle)[0]
 
     def restore(
         self,
@@ -249,9 +249,9 @@ class Checkpoint:
             StateMismatchError: lists every difference; `state` is as it was.
             PartlyRestoredError: reading failed after tensors had been written to.
         """
-        started = self._tier.environment.monotonic()
+        started = self.tier.environment.monotonic()
         selection = Selection.of(only, exclude, rename, cast)
-        with self._reading():
+        with self.reading():
             if callable(getattr(state, "restore_targets", None)):
                 filled, notes = self._restore_training(
                     state, selection, strict=strict, allow_pickle=allow_pickle, skip_samples=skip_samples
@@ -262,7 +262,7 @@ class Checkpoint:
                 if skip_samples:
                     raise UsageError("skip_samples needs a TrainState with a loader")
                 filled = restore(
-                    self._tier, self.contents, state, selection, strict=strict, allow_pickle=allow_pickle
+                    self.tier, self.contents, state, selection, strict=strict, allow_pickle=allow_pickle
                 )
                 notes = []
         return RestoreReport(
@@ -273,7 +273,7 @@ class Checkpoint:
             unexpected=filled.unexpected,
             notes=tuple(notes),
             bytes_read=filled.fetched.bytes_read,
-            seconds=self._tier.environment.monotonic() - started,
+            seconds=self.tier.environment.monotonic() - started,
         )
 
     def _restore_training(
@@ -281,7 +281,7 @@ class Checkpoint:
     ) -> tuple[Filled, list[str]]:
         targets = state.restore_targets(self.saved, skip_samples=skip_samples)
         filled = restore(
-            self._tier,
+            self.tier,
             self.contents,
             targets,
             selection,
@@ -295,15 +295,15 @@ class Checkpoint:
         return filled, state.install(tree, skip_samples=skip_samples)
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
         """A read intent while it lasts; without write access it goes on unpinned, and fails cleanly."""
-        environment = self._tier.environment
+        environment = self.tier.environment
         attempt = str(Attempt(environment.new_ulid(), self.step, 1))
         pin = (run_key_of(self.run), self._entry.attempt)
         try:
-            intent = Intent.announce(self._tier, "read", attempt, self.run, [pin])
-        except PermissionDeniedError:
-            log.info("no write access to %s: reading without a pin", self._tier.url)
+            intent = Intent.announce(self.tier, "read", attempt, self.run, [pin])
+        except (PermissionDeniedError, OutOfSpaceError) as error:
+            log.info("reading without a pin: %s", error.message)
             yield
             return
         with intent:

@@ -51,7 +51,7 @@ class PendingSave:
 
     @property
     def reused_bytes(self) -> int:
-        """Tensor bytes that it took from checkpoints stored before; 0 until committed."""
+        """Tensor bytes that it did not write: stored before, or equal to others of it; 0 until committed."""
         return self._saved.record.reused_bytes if self._saved else 0
 
     def wait(self, level: str = "committed", timeout: float | None = None) -> Checkpoint:

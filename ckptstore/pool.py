@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ParamSpec
 
@@ -19,6 +20,28 @@ def default_threads(concurrency: int) -> int:
     except AttributeError:  # not on every system
         cores = os.cpu_count() or 1
     return max(2, min(concurrency, 2 * cores))
+
+
+class Budget:
+    """Bytes that several threads share; one who wants more than there is waits, or has all to itself."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def hold(self, nbytes: int) -> Iterator[None]:
+        """Takes `nbytes` for as long as it lasts; a thread holds once at a time."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + nbytes <= self._limit)
+            self._held += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= nbytes
+                self._changed.notify_all()
 
 
 class Pool:

@@ -7,7 +7,7 @@ import re
 from ckptstore.errors import UsageError
 
 RESERVED = ("latest",)
-_STEP = re.compile(r"[+-]?[0-9]+")
+_STEP = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 def check_tag(tag: object) -> str:

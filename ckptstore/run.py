@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptstore import refs
 from ckptstore.arguments import check_metadata, check_metrics
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import CkptstoreError, ConflictError, SessionSupersededError
+from ckptstore.errors import CkptstoreError, ConflictError, SessionSupersededError, UsageError
 from ckptstore.model import history
 from ckptstore.model.ids import check_step
 from ckptstore.model.record import EpochDoc
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ckptstore.store import Store
 
 log = logging.getLogger("ckptstore")
+
+ORIGINS = ("save", "import", "average")
 
 
 class Run(RunResume):
@@ -54,6 +57,7 @@ class Run(RunResume):
         tags: Iterable[str] = (),
         bases: Iterable[Checkpoint] = (),
         allow_pickle: bool = False,
+        origin: str = "save",
     ) -> PendingSave:
         """Saves `state` as a checkpoint at `step`.
 
@@ -67,6 +71,7 @@ class Run(RunResume):
             bases: further checkpoints, of any run of the store, whose stored chunks may be reused. What
                 this session saved or resumed from is reused anyway.
             allow_pickle: pickle values of unknown types instead of refusing them.
+            origin: where the state comes from: "save" for a training's own, "import" or "average".
 
         Returns:
             A handle; its error, if the save fails, is raised by it, by the next save, or by close.
@@ -81,7 +86,10 @@ class Run(RunResume):
         self._raise_untold()
         started = self._tier.environment.monotonic()
         number = check_step(step)
+        if origin not in ORIGINS:
+            raise UsageError(f"origin must be one of {', '.join(ORIGINS)}, not {origin!r}")
         request, flat = self._prepare(number, state, metrics, metadata, tags, allow_pickle)
+        request = dataclasses.replace(request, origin=origin)
         pending = PendingSave(self.name, number)
         self._pending = pending
         try:

@@ -110,6 +110,10 @@ class RunView:
             return which
         if not isinstance(which, str):
             return self[which]
+        if not which:
+            raise UsageError(
+                "an empty text names no checkpoint", hint="give a step, tag, id prefix or 'latest'"
+            )
         step = refs.as_step(which)
         if step is not None:
             return self[step]
@@ -145,10 +149,10 @@ class RunView:
     def _history(self) -> tuple[list[Entry], list[EpochDoc]]:
         catalog = self._store.catalog
         catalog.refresh(self.key)
-        return (
-            catalog.ask(lambda manifest: manifest.history(self.key)),
-            catalog.ask(lambda manifest: manifest.sessions(self.key)),
-        )
+        entries = catalog.ask(lambda manifest: manifest.history(self.key))
+        if not entries:
+            self._tier.check_marker()  # an empty mount point is not a run without checkpoints
+        return entries, catalog.ask(lambda manifest: manifest.sessions(self.key))
 
     def _unreadable_after(
         self, newest: Entry | None, epochs: list[EpochDoc]

@@ -14,6 +14,7 @@ from ckptstore_local import _sys
 
 NAME_MAX_BYTES = 255
 
+_TRIES = 4
 _TEMPORARY = re.compile(r"\.[A-Za-z0-9._-]+\.tmp", re.ASCII)
 
 
@@ -73,6 +74,18 @@ def parents(root: str, directory: str) -> list[str]:
     return paths
 
 
+def _made(path: str) -> int:
+    """The mode of a directory that is there or is made now."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileExistsError):  # the usual case, or somebody was faster
+            # The umask decides, and the kernel hands a setgid directory's group down: groups share stores.
+            _sys.mkdir(path, 0o777)
+        # On a shared file system a name can exist for mkdir and not yet for stat.
+        with contextlib.suppress(FileNotFoundError):
+            return _sys.lstat(path).st_mode
+    return _sys.lstat(path).st_mode
+
+
 def make_directories(root: str, directory: str) -> None:
     """Makes `directory` below an existing `root`, level by level; never `root` itself.
 
@@ -82,10 +95,7 @@ def make_directories(root: str, directory: str) -> None:
     """
     _sys.stat(root)
     for path in reversed(parents(root, directory)[:-1]):
-        with contextlib.suppress(FileExistsError):  # the usual case, or somebody was faster
-            # The umask decides, and the kernel hands a setgid directory's group down: groups share stores.
-            _sys.mkdir(path, 0o777)
-        mode = _sys.lstat(path).st_mode
+        mode = _made(path)
         if not stat.S_ISDIR(mode):
             what = "symbolic link" if stat.S_ISLNK(mode) else "file"
             raise NotAnObjectError(

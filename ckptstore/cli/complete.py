@@ -21,7 +21,7 @@ def complete_run(context: click.Context, _parameter: click.Parameter, incomplete
 
 
 def complete_ref(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """``RUN@``..., with tags, steps and metrics once the run is there."""
+    """``RUN@latest``; tags, steps and metrics, too, where only one run fits."""
     return _offered(context, incomplete, lambda store: _refs(store, incomplete))
 
 
@@ -56,11 +56,13 @@ def _runs(store: Store) -> list[str]:
 
 
 def _refs(store: Store, incomplete: str) -> Iterator[str]:
-    known = {row.run: row for row in store.runs()}
-    run, separator, _ = incomplete.rpartition("@")
-    if not separator or run not in known:
-        yield from (f"{row.run}@latest" for row in known.values() if row.checkpoints)
+    known = {row.run: row for row in store.runs() if row.checkpoints}
+    begun, separator, _ = incomplete.rpartition("@")
+    fitting = [begun] if separator and begun in known else [run for run in known if run.startswith(incomplete)]
+    if len(fitting) != 1:
+        yield from (f"{run}@latest" for run in fitting)
         return
+    run = fitting[0]
     key = known[run].run_key
     rows = store.catalog.ask(lambda manifest: manifest.checkpoints(key, newest_first=True))
     yield f"{run}@latest"

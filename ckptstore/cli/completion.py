@@ -113,8 +113,8 @@ class Bash(BashComplete):
 
     @functools.cached_property
     def _typed(self) -> Typed:
-        line = os.fsencode(os.environ.get("COMP_LINE", ""))
-        return Typed.read(os.fsdecode(line[: int(os.environ.get("COMP_POINT") or len(line))]))
+        line = os.environ.get("COMP_LINE", "")
+        return Typed.read(line[: int(os.environ.get("COMP_POINT") or len(line))])
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """The words before the one that the cursor is in, and what of that is there."""

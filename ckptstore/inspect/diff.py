@@ -139,8 +139,8 @@ def diff(
         ]
         with contextlib.ExitStack() as stack:
             for checkpoint in {a.id: a, b.id: b}.values():
-                stack.enter_context(checkpoint._reading())
-            measured, bytes_read = measure(a.contents, b.contents, a._tier, b._tier, pairs, progress)
+                stack.enter_context(checkpoint.reading())
+            measured, bytes_read = measure(a.contents, b.contents, a.tier, b.tier, pairs, progress)
     tensors, same = _tensors(a, b, names, compared, measured)
     count, found = tree_changes(a.contents, b.contents, selection, MAX_VALUE_CHANGES)
     layout = b.contents.layout

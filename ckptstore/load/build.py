@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import logging
 import pickle
 from collections.abc import Callable
@@ -41,13 +43,15 @@ class Builder:
         if key not in self._made:
             tensor = self._contents.layout.tensors[index]
             raw = self._allocate(index, tensor)
-            made = (
+            made: Any = (
                 arrays.from_raw(raw, kind, tensor.dtype, tensor.shape, detail)
                 if kind in ("torch", "numpy")
                 else Blob(raw, kind)
             )
             if kind == "torch" and self._device is not None:
-                made = _Moved(made, self._device)
+                made = _Later(functools.partial(made.to, self._device))
+            elif kind == "numpy" and detail is not None and detail.startswith(">"):
+                made = _Later(functools.partial(arrays.in_byte_order, made, detail))
             self._made[key] = made
         return self._made[key]
 
@@ -61,9 +65,7 @@ class Builder:
 
     def finish(self, node: Any) -> Any:
         """The tree with everything that had to wait for its bytes put together."""
-        if isinstance(node, Blob):
-            return node.value()
-        if isinstance(node, _Moved):
+        if isinstance(node, (Blob, _Later)):
             return node.value()
         if isinstance(node, Composite):
             parts = {name: self.finish(part) for name, part in node.parts.items()}
@@ -107,18 +109,18 @@ class Blob:
         return data.decode("utf-8", "surrogatepass") if self._kind == "str" else data
 
 
-class _Moved:
-    """A tensor that goes to another device when its bytes are in."""
+class _Later:
+    """An array that is made of another when its bytes are in: moved to a device, or swapped."""
 
-    def __init__(self, tensor: Any, device: Any) -> None:
-        self._tensor = tensor
-        self._device = device
-        self._moved: Any = None
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: Any = None
 
     def value(self) -> Any:
-        if self._moved is None:  # once, so that tied tensors stay tied
-            self._moved = self._tensor.to(self._device)
-        return self._moved
+        """What it becomes; once, so that tied arrays stay tied."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
 
 def map_containers(node: Any, call: Callable[[Any], Any]) -> Any:
@@ -129,8 +131,9 @@ def map_containers(node: Any, call: Callable[[Any], Any]) -> Any:
             if made is not item:
                 node[key] = made
         return node
-    if isinstance(node, list):
-        node[:] = [call(item) for item in node]
+    if isinstance(node, (list, collections.deque)):
+        for i, item in enumerate(node):
+            node[i] = call(item)
         return node
     if type(node) is tuple:
         return tuple(call(item) for item in node)

@@ -150,7 +150,8 @@ class StoredTensor:
         if len(raw):
             view = raw.view(arrays.raw_dtype(itemsize)).reshape(box.sizes)
             Fetcher(self._tier, self._contents).fetch([Want(self._index, box, view)])
-        return arrays.from_raw(raw, kind, tensor.dtype, box.sizes, None)
+        detail = self._contents.details.get(self._index) if tensor.kind == "numpy" else None
+        return arrays.in_byte_order(arrays.from_raw(raw, kind, tensor.dtype, box.sizes, detail), detail)
 
     def _box_of(self, key: Any) -> tuple[Box, set[int]]:
         keys = list(key) if isinstance(key, tuple) else [key]

@@ -65,8 +65,7 @@ def plan(contents: Contents, wants: Iterable[Want]) -> list[Read]:
     Only chunks that meet a wanted box are read; each whole, because it can only be verified whole. A
     chunk that several wants need is read once.
     """
-    rows = contents.locations
-    objects, offsets, lengths = rows.object.tolist(), rows.offset.tolist(), rows.length.tolist()
+    objects, offsets, lengths = contents.places
     by_place: dict[tuple[int, int], list[Use]] = {}
     for want in wants:
         for use in _uses(contents, want):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from ckptstore import arrays
 from ckptstore.errors import CkptstoreError, PartlyRestoredError, StateMismatchError
@@ -113,6 +116,7 @@ class _Matcher:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self._problems: list[str] = []
+        self._had_keys = True
         self._taken: set[int] = set()
         self._filled: dict[tuple[Any, ...], int] = {}
         self._names: dict[StatePath, str] = {}
@@ -125,14 +129,16 @@ class _Matcher:
         names = assign_names([path for path, _ in found])
         self._names = {path: name for (path, _), name in zip(found, names, strict=True)}
         for name, index in self._layout.by_name.items():
-            if self._selection.wants(name):
-                self._stored[self._selection.target_name(name)] = index
-            else:
-                self._excluded.add(self._selection.target_name(name))
+            known_as = self._selection.target_name(name)
+            if not self._selection.wants(name):
+                self._excluded.add(known_as)
+            elif self._stored.setdefault(known_as, index) != index:
+                self._problems.append(f"rename gives two stored tensors the name {known_as!r}")
         saved = self._contents.decode_tree(_Saved)
         # Arrays are matched by name and values by place: a renamed tensor has no place.
         for path, value in found:
             self._match_array(path, value)
+        self._had_keys = bool(target)
         result: dict[Any, Any] = self._match_node(saved, target, ())
         for name, index in self._stored.items():
             if index not in self._taken:
@@ -190,9 +196,23 @@ class _Matcher:
         if unwritable is not None:
             self._problems.append(f"{name}: {unwritable}")
             return
+        unlike = self._unlike_dates(value, index)
+        if unlike is not None:
+            self._problems.append(f"{name}: {unlike}")
+            return
         if info.tie is not None and self._is_filled_already(info.tie, index, name):
             return
         self._fill(value, index, tensor, cast=info.dtype.name != tensor.dtype.name)
+
+    def _unlike_dates(self, value: Any, index: int) -> str | None:
+        """Dates and times are stored as numbers of a unit: another unit would be another time."""
+        detail = self._contents.details.get(index)
+        here = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else None
+        there = np.dtype(detail).newbyteorder("=") if detail is not None and detail[1:2] in "mM" else None
+        is_date = here is not None and here.kind in "mM"
+        if (is_date or there is not None) and here != there:
+            return f"{here or 'a tensor'} here, {there or 'plain numbers'} in the checkpoint"
+        return None
 
     def _is_filled_already(self, tie: tuple[Any, ...], index: int, name: str) -> bool:
         """Whether this memory is filled under another name; a conflict if by another tensor."""
@@ -245,7 +265,7 @@ class _Matcher:
         if _takes_state_dict(target):
             self.objects.append((target, self._take(saved, path)))
             return target
-        if isinstance(saved, dict) and isinstance(target, dict) and target:
+        if isinstance(saved, dict) and isinstance(target, dict) and (target or not path):
             return self._match_dict(saved, target, path)
         if isinstance(saved, (list, tuple)) and isinstance(target, (list, tuple)) and target:
             return self._match_sequence(saved, target, path)
@@ -266,7 +286,7 @@ class _Matcher:
                 made = self._match_node(item, target[key], below)
                 if made is not target[key] and self._is_wanted(below):
                     self.replacements.append((target, key, made))
-            elif not _holds_saved(item):
+            elif not _holds_saved(item) or (not path and not self._had_keys):
                 if self._extend and self._is_wanted(below):
                     self.replacements.append((target, key, self._take(item, below)))
                 elif self._selection.wants(_name_of(below)):
@@ -320,8 +340,9 @@ class _Matcher:
             for key, item in saved.items():
                 saved[key] = self._take(item, path)
             return saved
-        if isinstance(saved, list):
-            saved[:] = [self._take(item, path) for item in saved]
+        if isinstance(saved, (list, collections.deque)):
+            for i, item in enumerate(saved):
+                saved[i] = self._take(item, path)
             return saved
         return tuple(self._take(item, path) for item in saved) if type(saved) is tuple else saved
 

@@ -114,6 +114,9 @@ def private() -> sqlite3.Connection:
 
 def open_writable(path: Path) -> sqlite3.Connection:
     """Opens or creates the file. Nothing of its content is checked yet."""
+    with contextlib.suppress(OSError):  # SQLite says better what is wrong with a path
+        # SQLite would make it 0644 whatever the umask: a group that shares a store could not write to it.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666))
     connection = connect(uri(path, "rwc"), is_uri=True)
     with closing_on_error(connection):
         # FULL: what a power cut leaves is either the old or the new state. A cache that is quietly mixed

@@ -32,7 +32,8 @@ from ckptstore.model.record import (
 )
 
 FORMAT: Final = 1
-MAX_DOCUMENT_BYTES: Final = 64 << 20
+MAX_DOCUMENT_BYTES: Final = 16 << 20
+_MAX_CONTAINERS: Final = 200_000
 END_LIMIT_BYTES: Final = 128
 _MAX_REASON = 40
 
@@ -79,8 +80,20 @@ def unseal(data: bytes, *kinds: str, what: str) -> tuple[str, dict[str, Any]]:
 
 
 def _unpack(data: bytes, what: str) -> dict[str, Any]:
+    left = _MAX_CONTAINERS
+
+    def count(container: Any) -> Any:
+        # A byte can claim a container, and each takes dozens in memory: there is a bound on how many.
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise DocumentError(f"{what} has more than {_MAX_CONTAINERS} maps and arrays")
+        return container
+
     try:
-        body = msgpack.unpackb(data, strict_map_key=True, unicode_errors="surrogatepass")
+        body = msgpack.unpackb(
+            data, strict_map_key=True, unicode_errors="surrogatepass", object_hook=count, list_hook=count
+        )
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise DocumentError(f"{what} does not decode") from error
     if not isinstance(body, dict):

@@ -11,6 +11,7 @@ import unicodedata
 from typing import NewType
 
 import blake3
+import numpy as np
 
 from ckptstore.errors import UsageError
 
@@ -95,9 +96,13 @@ def check_step(step: object) -> int:
     Raises:
         UsageError: with the remedy.
     """
-    if isinstance(step, bool) or not hasattr(type(step), "__index__"):
-        raise UsageError(f"step must be an int, not {type(step).__name__} ({step!r})", hint="pass int(step)")
-    value = int(step.__index__())  # type: ignore[attr-defined]
+    dtype = str(getattr(step, "dtype", ""))  # of a numpy integer or a torch tensor with one
+    whole = isinstance(step, (int, np.integer)) or (getattr(step, "ndim", 1) == 0 and "int" in dtype)
+    if isinstance(step, bool) or not whole:
+        raise UsageError(
+            f"step must be an int, not {type(step).__name__} ({step!r:.60})", hint="pass int(step)"
+        )
+    value: int = int(step)  # type: ignore[call-overload]
     if not -MAX_STEP - 1 <= value <= MAX_STEP:
         raise UsageError(f"step {value} does not fit in 64 bits")
     return value

@@ -237,7 +237,7 @@ def assign_names(paths: Sequence[tuple[object, ...]]) -> list[str]:
     written so that no two can meet: dots and brackets in strings are escaped by a backslash and keys
     that are not strings stand in brackets (``a\.b``, ``[25]``).
     """
-    plain = [_printable(".".join(str(key) for key in path)) for path in paths]
+    plain = [printable(".".join(str(key) for key in path)) for path in paths]
     count: dict[str, int] = {}
     for name in plain:
         count[name] = count.get(name, 0) + 1
@@ -259,7 +259,7 @@ def _exact(path: tuple[object, ...]) -> str:
             parts.append("." + escaped)
         else:
             parts.append(f"[{key!r}]")
-    return _printable("".join(parts).removeprefix("."))
+    return printable("".join(parts).removeprefix("."))
 
 
 def _numbered(names: list[str]) -> list[str]:
@@ -280,6 +280,6 @@ def _numbered(names: list[str]) -> list[str]:
     return out
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """Lone surrogates, which no UTF-8 text can hold, are spelled out; all other names stay."""
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from ckptstore.errors import DocumentError, UnsupportedValueError
+from ckptstore.errors import CkptstoreError, DocumentError, UnsupportedValueError
 from ckptstore.model.targets import Opaque
 
 PathKey = Any
@@ -359,7 +359,7 @@ def decode(
             max_str_len=MAX_TREE_BYTES,
         )
         return decoder.checked(value)
-    except DocumentError:
+    except (CkptstoreError, MemoryError):
         raise
     # Constructors of a dozen types see what may be hostile bytes: each has errors of its own.
     except Exception as error:
@@ -502,11 +502,11 @@ def _plain_dtype(text: str) -> np.dtype[Any]:
 
 
 def walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
-    """Every leaf of a decoded tree with its path (dicts, lists, tuples are gone through)."""
+    """Every leaf of a decoded tree with its path (dicts, lists, tuples, deques are gone through)."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from walk(item, (*path, key))
-    elif isinstance(value, (list, tuple)) and not _is_torch(value, "Size"):
+    elif isinstance(value, (list, tuple, collections.deque)) and not _is_torch(value, "Size"):
         for i, item in enumerate(value):
             yield from walk(item, (*path, i))
     else:

@@ -14,7 +14,7 @@ from ckptstore.errors import UnsupportedValueError, UsageError
 from ckptstore.model import values
 from ckptstore.model.boxes import Box
 from ckptstore.model.dtypes import BY_NAME
-from ckptstore.model.layout import Layout, Tensor, assign_names
+from ckptstore.model.layout import Layout, Tensor, assign_names, printable
 from ckptstore.model.values import Leaf, StatePath, class_path_of, show_path
 
 BLOB_BYTES = 64 << 10
@@ -57,7 +57,7 @@ def flatten_state(state: Mapping[Any, Any], chunk_bytes: int, *, allow_pickle: b
         )
     collector = _Collector(allow_pickle)
     plain = values.flatten(dict(state), collector.leaf_of)
-    return collector.finish(plain, chunk_bytes, tuple(str(key) for key in state))
+    return collector.finish(plain, chunk_bytes, tuple(printable(str(key)) for key in state))
 
 
 class _Collector:
@@ -75,7 +75,9 @@ class _Collector:
             info = arrays.describe(value, path)
             return self._add(Leaf(path, value, info.kind, info.detail), info)
         if isinstance(value, arrays.LazyArray):
-            info = arrays.ArrayInfo(value.dtype, value.shape, value.kind, value.detail, None)
+            # The same object in two places is a tied tensor, as with tensors in memory.
+            tie = ("lazy", id(value)) if 0 not in value.shape else None
+            info = arrays.ArrayInfo(value.dtype, value.shape, value.kind, value.detail, tie)
             return self._add(Leaf(path, value, value.kind, value.detail), info)
         if isinstance(value, (str, bytes, bytearray)) and type(value) in (str, bytes, bytearray):
             if len(value) < BLOB_BYTES:
@@ -133,7 +135,7 @@ class _Collector:
             if info.tie is not None:
                 ties[info.tie] = leaf.index
             box = (Box.whole(info.shape),) if 0 not in info.shape else ()
-            component = str(leaf.path[0])
+            component = printable(str(leaf.path[0]))
             tensors.append(Tensor(name, component, info.dtype, info.shape, info.kind, box))
             sources.append(leaf.value)
         layout = Layout(tuple(tensors), tuple(aliases), chunk_bytes)

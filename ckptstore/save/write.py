@@ -15,11 +15,13 @@ from ckptstore.backend import Backend
 from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
 from ckptstore.model.layout import Layout
 from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
-from ckptstore.pool import Pool
+from ckptstore.pool import Budget, Pool
 from ckptstore.save.reuse import ReuseIndex, Stored
 
 _HASH_BATCH_BYTES = 4 << 20
 _TINY_BYTES = 64 << 10
+_FETCH_BYTES = 128 << 20
+"""What lazy arrays may hold fetched at once, over all threads (or one chunk or pack, if that is more)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Writer:
         self._stored: list[Stored | None] = [None] * count
         self._placed: dict[Digest, Stored] = {}
         self._lock = threading.Lock()
+        self._fetching = Budget(_FETCH_BYTES)
 
     def write(self, sources: Iterable[object]) -> None:
         """Hashes everything; puts what cannot be reused.
@@ -123,7 +126,10 @@ class Writer:
     # --- large chunks, one object each --------------------------------------------------------
 
     def _put_large(self, piece: Piece) -> None:
-        data = piece.data()
+        with self._fetching.hold(_fetched_bytes([piece])):
+            self._put_fetched(piece, piece.data())
+
+    def _put_fetched(self, piece: Piece, data: memoryview) -> None:
         digest = digest_of(data)
         self.digests[piece.row] = digest
         stored = self._index.chunk(digest)
@@ -185,7 +191,8 @@ class Writer:
     def _put_pack(self, pack: list[Piece]) -> None:
         stored = self._stored[pack[0].row]
         assert stored is not None
-        self._backend.put(stored.key, [piece.data() for piece in pack])
+        with self._fetching.hold(_fetched_bytes(pack)):
+            self._backend.put(stored.key, [piece.data() for piece in pack])
 
     # --- results ------------------------------------------------------------------------------
 
@@ -204,6 +211,11 @@ class Writer:
             np.ascontiguousarray(table[:, 2]),
             np.full(len(rows), CODEC_RAW, np.uint8),
         )
+
+
+def _fetched_bytes(pieces: Iterable[Piece]) -> int:
+    """Bytes that must be fetched to have them: those of lazy arrays."""
+    return sum(piece.nbytes for piece in pieces if piece.source is not None)
 
 
 def _by_component(piece: Piece) -> str:

@@ -71,12 +71,15 @@ def settle(tier: Tier, run_key: str, attempt: str, data: bytes) -> CommitRecord 
     for number in range(_TRIES):
         if number:
             tier.environment.sleep(0.05 * 2**number)
+        exclusive = tier.backend.capabilities.create_if_absent
         try:
-            tier.backend.put(key, [data], if_absent=tier.backend.capabilities.create_if_absent)
+            tier.backend.put(key, [data], if_absent=exclusive)
         except ObjectExistsError:
             pass
         except BackendError as error:
             failure = error
+            if exclusive and not tier.backend.capabilities.create_if_absent:
+                continue  # it has just turned out that this place cannot: now without
         try:
             found = read_commit(tier, run_key, attempt)
         except BackendError as error:

@@ -96,6 +96,23 @@ class Contents:
 
         return SavedTree(self.decode_tree(spec))
 
+    @functools.cached_property
+    def details(self) -> dict[int, str | None]:
+        """Tensor row -> the numpy dtype string that it was saved with, if it was a numpy array."""
+        found: dict[int, str | None] = {}
+
+        def note(index: int, kind: str, detail: str | None) -> None:
+            found[index] = detail if kind == "numpy" else None
+
+        self.decode_tree(note)
+        return found
+
+    @functools.cached_property
+    def places(self) -> tuple[list[int], list[int], list[int]]:
+        """The location table as lists (object, offset, length): many small reads ask again and again."""
+        rows = self.locations
+        return rows.object.tolist(), rows.offset.tolist(), rows.length.tolist()
+
     def decode_tree(
         self, tensor_of: values.TensorOf, compose: values.Compose | None = None
     ) -> dict[Any, Any]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckptstore.errors import DamageError, FormatTooNewError
 from ckptstore.model.documents import decode_note, encode_note
 from ckptstore.model.history import derive
 from ckptstore.model.record import CommitRecord, Note, NoteKind
@@ -38,10 +39,16 @@ def read_note(tier: Tier, key: str) -> Note | None:
 
 
 def read_notes(tier: Tier, run_key: str, checkpoint: str) -> list[Note]:
-    """All notes of one checkpoint, in order."""
-    found = [
-        note for key in note_keys(tier, run_key, checkpoint) if (note := read_note(tier, key)) is not None
-    ]
+    """All notes of one checkpoint, in order; one that cannot be read is logged and left out."""
+    found = []
+    for key in note_keys(tier, run_key, checkpoint):
+        try:
+            note = read_note(tier, key)
+        except (DamageError, FormatTooNewError) as error:
+            log.error("a note is left out: %s", error.message)
+            continue
+        if note is not None:
+            found.append(note)
     return sorted(found, key=lambda note: note.order)
 
 

@@ -90,7 +90,12 @@ class Tier:
             DocumentError, FormatTooNewError: it cannot be used by this release.
         """
         try:
-            data = backend.get(layout.MARKER, max_bytes=MAX_BYTES)
+            try:
+                data = backend.get(layout.MARKER, max_bytes=MAX_BYTES)
+            except BackendError as error:
+                if error.kind != "backend" or error.transient or _root_is_missing(backend):
+                    raise
+                data = backend.get(layout.MARKER, max_bytes=MAX_BYTES)  # it is being made just now
         except (ObjectNotFoundError, BackendError) as error:
             if isinstance(error, ObjectNotFoundError) or _root_is_missing(backend):
                 raise StoreNotFoundError(
@@ -155,7 +160,14 @@ class Tier:
 
     def put_new(self, key: str, data: bytes) -> None:
         """Creates a document whose key is ours alone (it holds a fresh ULID); durable on return."""
-        self.backend.put(key, [data], if_absent=self.backend.capabilities.create_if_absent)
+        exclusive = self.backend.capabilities.create_if_absent
+        try:
+            self.backend.put(key, [data], if_absent=exclusive)
+        except BackendError:
+            # A file system shows only when asked that it cannot create exclusively; the key is ours alone.
+            if not exclusive or self.backend.capabilities.create_if_absent:
+                raise
+            self.backend.put(key, [data])
 
     def listing(self, prefix: str) -> Iterator[ObjectInfo]:
         """Objects under a prefix."""

@@ -14,7 +14,6 @@ from ckptstore.errors import UsageError
 from ckptstore.load.select import Globs, Rename, Selection
 from ckptstore.model.dtypes import DType
 from ckptstore.transfer import dtypes, metadata, write_npz, write_safetensors, write_torch
-from ckptstore.transfer.access import reading, tier_of
 from ckptstore.transfer.files import NewFile, check_destination
 from ckptstore.transfer.flat import Flat, Pump, flatten
 from ckptstore.transfer.formats import format_of
@@ -79,14 +78,14 @@ def export(
             raise UsageError("max_shard_bytes must be positive, and is for safetensors only")
         format = "safetensors"
     chosen = format_of(path, format)
-    tier = tier_of(checkpoint)
+    tier = checkpoint.tier
     started = tier.environment.monotonic()
     target = dtypes.target_dtype(dtype)
     if max_shard_bytes is None:
         check_destination(Path(os.path.realpath(path)), overwrite=overwrite)
     if chosen == "torch":
         import torch  # noqa: F401 - values like torch.Size are rebuilt as such only when it is there
-    with reading(checkpoint):
+    with checkpoint.reading():
         picked = pick(checkpoint.contents, component, Selection.of(only, exclude))
         _check_cast(picked, component, target)
         job = _Job(

@@ -107,6 +107,7 @@ def import_(
             metadata={**(metadata or {}), IMPORT_KEY: facts},
             tags=tags,
             bases=() if latest is None else (latest,),
+            origin="import",
         )
         return pending.result()
 

@@ -239,6 +239,29 @@ def test_a_save_has_the_points_that_are_tried(past):
         assert len(ops) >= 12, name
 
 
+@pytest.mark.parametrize("name", SAVING)
+def test_the_intent_comes_first_then_the_objects_then_a_sync_then_the_record(past, name):
+    """What a power failure could undo must be durable before the record says that it is there."""
+    calls = calls_of(past, SAVING[name])
+    puts = {call.n: call.key.partition("/")[0] for call in calls if call.op == "put"}
+    (record,) = [n for n, kind in puts.items() if kind == "commits"]
+    (intent,) = [n for n, kind in puts.items() if kind == "intents"]
+    objects = [n for n, kind in puts.items() if kind in ("chunks", "packs")]
+    syncs = [call.n for call in calls if call.op == "sync" and call.n < record]
+    assert intent < min([*objects, record])
+    assert max([*objects, intent]) < max(syncs) < record
+    asked = [call for call in calls if intent < call.n < min([*objects, max(syncs)])]
+    for call in asked:
+        if call.op == "get" and call.key.startswith("commits/"):
+            doom = call.key.replace("commits/", "dooms/")
+            assert [c for c in asked if c.key == doom and c.n < call.n], (
+                "a pin's doom is read before its record"
+            )
+    last = [call.key for call in calls if max(syncs) < call.n < record]
+    assert "ckptstore.json" in last, "the marker is looked at once more"
+    assert any("/epochs/" in key for key in last), "whether it was superseded is looked at once more"
+
+
 @pytest.mark.parametrize("kind", ["crash", "crash_after"])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_at_any_call_the_new_one_is_whole_or_absent_and_the_rest_untouched(past, name, kind):

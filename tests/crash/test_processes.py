@@ -59,6 +59,24 @@ def test_a_zombies_record_that_arrives_late_sorts_below_what_superseded_it(direc
         assert same(late.load(), make_state(3))
 
 
+def test_a_takeover_in_the_middle_of_a_save_is_seen_before_its_record(directory, store, monkeypatch):
+    run = store.run(TRAIN)
+    first = run.save(1, make_state(1)).result()
+    inner = store.tier.backend.inner
+    original = inner.sync
+    with ckptstore.open(directory, environment=quiet()) as other:
+
+        def sync():
+            original()
+            monkeypatch.undo()
+            other.run(TRAIN).start()
+
+        monkeypatch.setattr(inner, "sync", sync)
+        with pytest.raises(SessionSupersededError):
+            run.save(2, make_state(2)).result()
+    assert run.checkpoints() == [first]
+
+
 def test_a_superseded_process_can_restore_and_go_on(directory, store):
     run = store.run(TRAIN)
     run.save(1, make_state(1)).result()

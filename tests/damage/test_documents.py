@@ -366,6 +366,25 @@ def test_a_store_lost_in_the_middle_of_a_session_is_not_written_to(directory, lo
 
 
 @pytest.mark.parametrize("loss", ["marker gone", "another store"])
+def test_a_store_lost_in_the_middle_of_a_save_gets_no_record(directory, loss, monkeypatch):
+    with open_quiet(directory) as store:
+        run = store.run(TRAIN)
+        inner = store.tier.backend.inner
+        original = inner.sync
+
+        def sync():
+            original()
+            monkeypatch.undo()
+            LOSSES[loss](directory)
+
+        monkeypatch.setattr(inner, "sync", sync)
+        with pytest.raises(CkptstoreError, match="mounted"):
+            run.save(4, make_state(4)).result()
+        found = [path for path in (directory / "commits").rglob("*-4-*.mp") if path.stat().st_size >= 128]
+        assert not found
+
+
+@pytest.mark.parametrize("loss", ["marker gone", "another store"])
 def test_notes_and_pins_are_not_written_to_a_lost_store(directory, loss):
     with open_quiet(directory) as store:
         run = store.run(TRAIN)

@@ -50,9 +50,6 @@ def test_every_torch_dtype_comes_back_bit_for_bit(dtype, shape):
     [
         pytest.param(
             d,
-            marks=pytest.mark.xfail(
-                strict=True, reason="load() converts a big-endian array before its bytes are read"
-            ),
         )
         if d.startswith(">")
         else d
@@ -89,7 +86,6 @@ def test_a_view_comes_back_as_what_it_shows_and_nothing_of_the_rest_is_written(k
     assert found.untyped_storage().nbytes() == view.numel() * view.element_size()
 
 
-@pytest.mark.xfail(strict=True, reason="bytes_of views memory that is not contiguous after reshape(-1)")
 @pytest.mark.parametrize(
     "view",
     [
@@ -250,7 +246,6 @@ def test_a_state_that_is_no_dict_is_refused():
             fresh().run("r").save(1, state)
 
 
-@pytest.mark.xfail(strict=True, reason="an uninitialized parameter lets torch's ValueError out")
 def test_a_lazy_parameter_without_data_is_refused_by_name():
     with pytest.raises(UnsupportedValueError, match=r"model\.weight"):
         fresh().run("r").save(1, {"model": torch.nn.LazyLinear(3)})
@@ -276,7 +271,6 @@ def test_what_was_committed_can_be_loaded(state):
     assert len(found) == len(state)
 
 
-@pytest.mark.xfail(strict=True, reason="what waits for its bytes inside a deque is never put together")
 @pytest.mark.parametrize("value", [b"x" * 70_000, torch.eye(3).to_sparse()], ids=["bytes", "sparse"])
 def test_large_bytes_and_sparse_tensors_in_a_deque_come_back(value):
     state = {"q": collections.deque([value])}
