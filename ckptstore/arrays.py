@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ckptstore.errors import UnsupportedValueError
 from ckptstore.model.boxes import Box, Shape
 from ckptstore.model.dtypes import BY_NAME, DType
-from ckptstore.model.values import Composite, StatePath, class_path_of, show_path
+from ckptstore.model.plain import Composite, StatePath, class_path_of, show_path
 
 _RAW: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _RAW[16] = np.dtype("<c16")  # only ever copied, never computed with

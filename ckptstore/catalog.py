@@ -153,9 +153,9 @@ class Catalog:
     def _write(self, put: Callable[[Manifest], None]) -> None:
         """Writes, into a private copy if the file may not be written."""
         if self.manifest.read_only:
-            self._manifest = self._prepared(self.manifest.copy_to_memory())
+            self._manifest = self.manifest.copy_to_memory()
         try:
-            put(self.manifest)
+            put(self._prepared(self.manifest))  # the file may have been deleted, and made anew, since
         except (PermissionDeniedError, BackendError, BusyError) as error:
             log.warning("the manifest was not updated on disk, a copy in memory is used: %s", error.message)
             try:
@@ -291,6 +291,7 @@ class Catalog:
         uuid = self._tier.marker.tier_uuid
         contents = saved.contents
         try:
+            self._prepared(self.manifest)
             digest = contents.record.tables["layout"].digest.hex()
             rows: LayoutRows | str = digest if self.manifest.has_layout(digest) else layout_rows(contents)
             with self.manifest.transaction():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckptstore.checkpoint import Checkpoint, RestoreReport
 from ckptstore.errors import (
+    BackendError,
     CkptstoreError,
     DamageError,
     NotFoundError,
@@ -112,6 +113,7 @@ class RunResume(RunNotes):
                 f"run {self.name!r} has checkpoints{limit_text}, but none can be restored: {states(ordered)}",
                 hint="`ckptstore ls` shows why; `verify` and `invalidate --undo` bring good ones back",
             )
+        half_filled: int | None = None
         for entry in candidates:
             checkpoint = self._checkpoint(entry)
             try:
@@ -127,10 +129,20 @@ class RunResume(RunNotes):
                 )
             except CkptstoreError as error:
                 cause = error.__cause__ if isinstance(error, PartlyRestoredError) else error
-                if not fallback or not isinstance(cause, (DamageError, NotFoundError)):
+                if half_filled is not None and not isinstance(error, PartlyRestoredError):
+                    raise PartlyRestoredError(
+                        f"step {half_filled} of run {self.name!r} was restored half-way, and step "
+                        f"{entry.step} "
+                        f"cannot take its place: {error.message}; the state is a mixture and must not be "
+                        "trained on",
+                        hint="build the state anew, then restore",
+                    ) from error
+                if not fallback or not isinstance(cause, (DamageError, NotFoundError, BackendError)):
                     raise
-                if isinstance(error, PartlyRestoredError) and not strict:
-                    raise  # an older one may lack names that were filled already: that would be a mixture
+                if isinstance(error, PartlyRestoredError):
+                    half_filled = entry.step
+                    if not strict:
+                        raise  # an older one may lack names that were filled already: a mixture
                 log.error("step %d of run %r cannot be restored: %s", entry.step, self.name, cause.message)
                 passed_over.append(f"step {entry.step}: {cause.message}")
                 if entry is candidates[-1]:

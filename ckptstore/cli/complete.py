@@ -58,7 +58,9 @@ def _runs(store: Store) -> list[str]:
 def _refs(store: Store, incomplete: str) -> Iterator[str]:
     known = {row.run: row for row in store.runs() if row.checkpoints}
     begun, separator, _ = incomplete.rpartition("@")
-    fitting = [begun] if separator and begun in known else [run for run in known if run.startswith(incomplete)]
+    fitting = (
+        [begun] if separator and begun in known else [run for run in known if run.startswith(incomplete)]
+    )
     if len(fitting) != 1:
         yield from (f"{run}@latest" for run in fitting)
         return

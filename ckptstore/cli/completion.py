@@ -22,7 +22,7 @@ _PLACES = {
 }
 
 
-@command("completion", *_PLACES.values())
+@command("completion", *reversed(_PLACES.values()))
 @click.argument("shell", type=click.Choice(SHELLS), metavar="[bash|zsh|fish]")
 def completion(invocation: Invocation, shell: str) -> None:
     """Prints a script for a shell: it then completes commands, options, runs and REFs (RUN@TAG, ...).

@@ -17,7 +17,7 @@ from ckptstore.cli.table import Column, table, terminal_width
 from ckptstore.cli.text import ago, number, plural, shape_text, shown, size
 from ckptstore.manifest import CheckpointRow, PinRow, TensorRow
 from ckptstore.manifest.text import iso, people_json, ranges_text
-from ckptstore.model import values
+from ckptstore.model import plain, unpack
 from ckptstore.model.record import EpochDoc
 from ckptstore.model.targets import TensorSpec
 from ckptstore.store import Store
@@ -60,9 +60,9 @@ class Facts:
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Everything of the state that is no tensor, with its path."""
-        for path, value in values.walk(self.checkpoint.saved.tree):
+        for path, value in unpack.walk(self.checkpoint.saved.tree):
             if not isinstance(value, TensorSpec):
-                yield values.show_path(path), value
+                yield plain.show_path(path), value
 
 
 @command(

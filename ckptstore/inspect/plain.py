@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from ckptstore.errors import UnsupportedValueError
 from ckptstore.load.select import Selection
-from ckptstore.model import values
+from ckptstore.model import plain, values
+from ckptstore.model.plain import Composite, StatePath
 from ckptstore.model.targets import Opaque
-from ckptstore.model.values import Composite, StatePath
 from ckptstore.tier.contents import Contents
 
 MAX_TEXT_CHARS = 200
@@ -59,7 +59,7 @@ def tree_changes(a: Contents, b: Contents, selection: Selection, limit: int) -> 
             change: Literal["added", "removed", "changed"] = (
                 "added" if old is _ABSENT else "removed" if new is _ABSENT else "changed"
             )
-            found.append(ValueChange(values.show_path(path), change, _text(old), _text(new)))
+            found.append(ValueChange(plain.show_path(path), change, _text(old), _text(new)))
     return count, found
 
 

@@ -16,8 +16,8 @@ from ckptstore import arrays
 from ckptstore.load.plan import Want
 from ckptstore.model.boxes import Box
 from ckptstore.model.layout import Tensor
+from ckptstore.model.plain import Composite
 from ckptstore.model.targets import Opaque
-from ckptstore.model.values import Composite
 from ckptstore.tier.contents import Contents
 
 log = logging.getLogger("ckptstore")

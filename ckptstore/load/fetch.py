@@ -10,7 +10,6 @@ import numpy as np
 
 from ckptstore import arrays
 from ckptstore.errors import (
-    BackendError,
     ChunkDamagedError,
     NotAnObjectError,
     ObjectNotFoundError,
@@ -67,10 +66,6 @@ class Fetcher:
         try:
             self._tier.backend.read_into(read.key, read.offset, view)
         except (ObjectNotFoundError, NotAnObjectError, ShortReadError) as error:
-            raise self._damaged(read, read.pieces[0], error.message) from error
-        except BackendError as error:
-            if error.kind != "backend" or error.transient:
-                raise
             raise self._damaged(read, read.pieces[0], error.message) from error
         digests = self._contents.digests
         for piece in read.pieces:

@@ -16,8 +16,8 @@ from ckptstore.load.plan import Want
 from ckptstore.load.select import Selection
 from ckptstore.model.boxes import Box
 from ckptstore.model.layout import Tensor
+from ckptstore.model.plain import Composite
 from ckptstore.model.targets import TensorSpec
-from ckptstore.model.values import Composite
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
 

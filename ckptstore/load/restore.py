@@ -17,8 +17,9 @@ from ckptstore.load.plan import Want
 from ckptstore.load.select import Selection
 from ckptstore.model.boxes import Box
 from ckptstore.model.layout import Tensor, assign_names
+from ckptstore.model.plain import Composite, StatePath, show_path
 from ckptstore.model.targets import LOAD
-from ckptstore.model.values import Composite, StatePath, show_path, walk
+from ckptstore.model.unpack import walk
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 import msgpack
 
 from ckptstore.errors import DocumentError, FormatTooNewError
-from ckptstore.model import values
+from ckptstore.model import unpack, values
 from ckptstore.model.ids import DIGEST_BYTES, Attempt, Digest, ObjectName, digest_of
 from ckptstore.model.record import (
     INTENT_KINDS,
@@ -211,10 +211,10 @@ def decode_commit(data: bytes, what: str, attempt: str = "") -> CommitRecord | C
         writer=fields.get("writer", str),
         chunk_bytes=fields.get("chunk_bytes", int),
         metrics=fields.numbers("metrics"),
-        metadata=_as_map(values.decode(fields.get("metadata", bytes), what="metadata"), what),
+        metadata=_as_map(unpack.decode(fields.get("metadata", bytes), what="metadata"), what),
         tags=fields.strings("tags"),
         not_captured=fields.strings("not_captured"),
-        state_info=_as_map(values.decode(fields.get("state_info", bytes), what="state info"), what),
+        state_info=_as_map(unpack.decode(fields.get("state_info", bytes), what="state info"), what),
         timings={name: float(value) for name, value in fields.numbers("timings").items()},
         components=tuple(_component(item) for item in fields.maps("components")),
         tables=_tables(_as_map(fields.get("tables", dict), what), what),

@@ -11,93 +11,40 @@ Pure and torch-free: torch's small value types are known by name and rebuilt onl
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime
 import decimal
 import enum
 import pathlib
-import sys
 import uuid
 import zoneinfo
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 import numpy as np
 
-from ckptstore.errors import CkptstoreError, DocumentError, UnsupportedValueError
-from ckptstore.model.targets import Opaque
-
-PathKey = Any
-StatePath = tuple[PathKey, ...]
-
-MAX_DEPTH = 128
-MAX_TREE_BYTES = 1 << 30
-
-EXT_CONTAINER: Final = 1
-EXT_BIG_INT: Final = 2
-EXT_COMPLEX: Final = 3
-EXT_BYTEARRAY: Final = 4
-EXT_NUMPY_SCALAR: Final = 5
-EXT_NAMED: Final = 6  # [kind, text]: path, uuid, decimal, dtype, device, ...
-EXT_TENSOR: Final = 7  # [layout index, kind, detail]
-EXT_OPAQUE: Final = 8  # [class path, pickle bytes], only with allow_pickle
-
-_DEFAULT_FACTORIES: Final = {f.__name__: f for f in (int, float, bool, str, bytes, list, dict, set, tuple)}
-
-
-@dataclasses.dataclass(slots=True)
-class Leaf:
-    """A tensor-like value met in a tree: where, and what; `index` is set before packing.
-
-    Attributes:
-        path: keys from the root to it.
-        value: the live object.
-        kind: "torch", "numpy", "bytes", "bytearray" or "str".
-        detail: what else is needed to rebuild it (a numpy dtype string), else None.
-        index: its row in the layout.
-    """
-
-    path: StatePath
-    value: Any
-    kind: str
-    detail: str | None = None
-    index: int = -1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Composite:
-    """A value made of several tensors (sparse, or a tensor subclass): stored by its parts.
-
-    Attributes:
-        kind: "sparse" or "subclass".
-        head: plain values needed to put it together again.
-        parts: the inner tensors by name; they are tensors of their own, under its path.
-    """
-
-    kind: str
-    head: Any
-    parts: dict[str, Any]
-
+from ckptstore.errors import UnsupportedValueError
+from ckptstore.model.plain import (
+    DEFAULT_FACTORIES,
+    EXT_BIG_INT,
+    EXT_BYTEARRAY,
+    EXT_COMPLEX,
+    EXT_CONTAINER,
+    EXT_NAMED,
+    EXT_NUMPY_SCALAR,
+    EXT_OPAQUE,
+    EXT_TENSOR,
+    MAX_DEPTH,
+    Composite,
+    Container,
+    Leaf,
+    StatePath,
+    class_path_of,
+    is_torch,
+    show_path,
+)
 
 LeafOf = Callable[[Any, StatePath], "Leaf | Composite | msgpack.ExtType | Any | None"]
-
-
-class Container(str):
-    """Marks the kind of a container in the plain form; never a user's value."""
-
-    __slots__ = ()
-
-
-def show_path(path: Sequence[PathKey]) -> str:
-    """``optimizer.param_groups[0].hook``: for messages."""
-    out = ""
-    for key in path:
-        if isinstance(key, str) and key.isprintable() and key:
-            out += f".{key}" if out else key
-        else:
-            out += f"[{key!r}]"
-    return out or "the state"
 
 
 def flatten(value: Any, leaf_of: LeafOf, path: StatePath = ()) -> Any:
@@ -170,7 +117,7 @@ def _flatten_special(value: Any, leaf_of: LeafOf, path: StatePath) -> Any:
     if kind is collections.defaultdict:
         factory = value.default_factory
         name = "" if factory is None else getattr(factory, "__name__", "?")
-        if factory is not None and _DEFAULT_FACTORIES.get(name) is not factory:
+        if factory is not None and DEFAULT_FACTORIES.get(name) is not factory:
             raise UnsupportedValueError(
                 f"{show_path(path)} is a defaultdict whose factory is {factory!r}; only builtin types can "
                 "be stored as factories",
@@ -194,12 +141,12 @@ def _flatten_special(value: Any, leaf_of: LeafOf, path: StatePath) -> Any:
     scalar = _scalar(value)
     if scalar is not None:
         return scalar
-    if _is_torch(value, "Size"):
+    if is_torch(value, "Size"):
         return [Container("torch.Size"), *(int(n) for n in value)]
     hint = None
     if isinstance(value, enum.Enum):
         hint = "save its .name or .value"
-    elif _is_torch(value, "Generator"):
+    elif is_torch(value, "Generator"):
         hint = "save generator.get_state(), or give it to TrainState(generators=...)"
     elif callable(value):
         hint = "functions cannot be stored; leave it out"
@@ -255,7 +202,7 @@ def _named_text(value: Any) -> tuple[str, Any] | None:
     if isinstance(value, np.dtype) and value.kind in "biufcmM":
         return ("numpy.dtype", value.str)
     for name in ("dtype", "device", "memory_format", "layout"):
-        if _is_torch(value, name):
+        if is_torch(value, name):
             return (f"torch.{name}", str(value))
     return None
 
@@ -272,16 +219,6 @@ def _named_ext(code: int, kind: str, payload: Any) -> msgpack.ExtType:
 def _big_int(value: int) -> msgpack.ExtType:
     size = (value.bit_length() + 8) // 8
     return msgpack.ExtType(EXT_BIG_INT, value.to_bytes(size, "little", signed=True))
-
-
-def _is_torch(value: Any, name: str) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, getattr(torch, name))
-
-
-def class_path_of(value: Any) -> str:
-    """``module.Class`` of a value."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 # --- bytes ------------------------------------------------------------------------------------
@@ -317,197 +254,9 @@ def encode(value: Any, what: str = "value") -> bytes:
     """
 
     def refuse(item: Any, path: StatePath) -> None:
-        if isinstance(item, np.ndarray) or _is_torch(item, "Tensor"):
+        if isinstance(item, np.ndarray) or is_torch(item, "Tensor"):
             raise UnsupportedValueError(
                 f"{what}: {show_path(path)} is a tensor; only plain values go here", path=show_path(path)
             )
 
     return pack(flatten(value, refuse))
-
-
-TensorOf = Callable[[int, str, "str | None"], Any]
-Compose = Callable[[Composite], Any]
-
-
-def decode(
-    data: bytes,
-    tensor_of: TensorOf | None = None,
-    what: str = "value",
-    compose: Compose | None = None,
-) -> Any:
-    """The tree back.
-
-    Args:
-        tensor_of: called with (layout index, kind, detail) for each tensor.
-        compose: called with each :class:`Composite`; without it they are returned as such.
-        what: names the document in errors.
-
-    Raises:
-        DocumentError: `data` is not such a tree; nothing in it was run.
-    """
-    decoder = _Decoder(tensor_of, what, compose)
-    try:
-        value = msgpack.unpackb(
-            data,
-            ext_hook=decoder.ext,
-            list_hook=decoder.list,
-            object_pairs_hook=decoder.pairs,
-            strict_map_key=False,
-            use_list=True,
-            unicode_errors="surrogatepass",
-            max_bin_len=MAX_TREE_BYTES,
-            max_str_len=MAX_TREE_BYTES,
-        )
-        return decoder.checked(value)
-    except (CkptstoreError, MemoryError):
-        raise
-    # Constructors of a dozen types see what may be hostile bytes: each has errors of its own.
-    except Exception as error:
-        raise DocumentError(f"{what} does not decode: {error!r:.200}") from error
-
-
-class _Decoder:
-    def __init__(self, tensor_of: TensorOf | None, what: str, compose: Compose | None) -> None:
-        self._tensor_of = tensor_of
-        self._what = what
-        self._compose = compose
-
-    def checked(self, value: Any) -> Any:
-        """Refuses what may not stand as a value: a marker on its own, msgpack's own timestamps."""
-        if type(value) is Container or type(value) is msgpack.Timestamp:
-            raise DocumentError(f"{self._what}: {value!r:.60} is no value")
-        return value
-
-    def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        out = {self.checked(key): self.checked(value) for key, value in pairs}
-        if len(out) != len(pairs):
-            raise DocumentError(f"{self._what}: a map has a key twice")
-        return out
-
-    def list(self, items: list[Any]) -> Any:
-        if not items or type(items[0]) is not Container:
-            for item in items:
-                self.checked(item)
-            return items
-        kind, rest = items[0], [self.checked(item) for item in items[1:]]
-        match str(kind):
-            case "tuple":
-                return tuple(rest)
-            case "OrderedDict":
-                return collections.OrderedDict(rest[0])
-            case "Counter":
-                return collections.Counter(rest[0])
-            case "defaultdict":
-                factory = _DEFAULT_FACTORIES[rest[0]] if rest[0] else None
-                return collections.defaultdict(factory, rest[1])
-            case "set":
-                return set(rest)
-            case "frozenset":
-                return frozenset(rest)
-            case "deque":
-                return collections.deque(rest[1], maxlen=rest[0])
-            case "slice":
-                return slice(*rest)
-            case "range":
-                return range(*rest)
-            case "sparse" | "subclass":
-                composite = Composite(str(kind), rest[0], rest[1])
-                return composite if self._compose is None else self._compose(composite)
-            case "torch.Size":
-                if not all(type(n) is int and 0 <= n < 2**63 for n in rest):
-                    raise DocumentError(f"{self._what}: no torch.Size: {rest!r:.60}")
-                torch = sys.modules.get("torch")
-                return torch.Size(rest) if torch is not None else tuple(rest)
-        raise DocumentError(f"{self._what}: unknown container {str(kind)[:40]!r}")
-
-    def ext(self, code: int, data: bytes) -> Any:
-        match code:
-            case 1:
-                return Container(data.decode())
-            case 2:
-                return int.from_bytes(data, "little", signed=True)
-            case 3:
-                return complex(np.frombuffer(data, "<c16")[0])
-            case 4:
-                return bytearray(data)
-            case 5:
-                text, raw = msgpack.unpackb(data)
-                return np.frombuffer(raw, _plain_dtype(text))[0]
-            case 6:
-                return self._named(*msgpack.unpackb(data, unicode_errors="surrogatepass"))
-            case 7:
-                if self._tensor_of is None:
-                    raise DocumentError(f"{self._what}: a tensor where none may be")
-                index, kind, detail = msgpack.unpackb(data)
-                return self._tensor_of(int(index), str(kind), detail)
-            case 8:
-                class_path, payload = msgpack.unpackb(data)
-                return Opaque(
-                    str(class_path),
-                    "it was pickled at save; allow_pickle=True loads it, if you trust where it came from",
-                    bytes(payload),
-                )
-        raise DocumentError(f"{self._what}: unknown extension {code}")
-
-    def _named(self, kind: str, text: Any) -> Any:
-        match kind:
-            case "datetime":
-                when = datetime.datetime.fromisoformat(text[0]).replace(fold=text[1])
-                if len(text) > 3:
-                    return when.replace(
-                        tzinfo=datetime.timezone(when.utcoffset() or datetime.timedelta(), text[3])
-                    )
-                return when.replace(tzinfo=zoneinfo.ZoneInfo(text[2])) if len(text) > 2 else when
-            case "timedelta":
-                return datetime.timedelta(*text)
-            case "date":
-                return datetime.date.fromisoformat(text)
-            case "time":
-                return datetime.time.fromisoformat(text[0]).replace(fold=text[1])
-            case "path":
-                return pathlib.Path(text)
-            case "PurePosixPath":
-                return pathlib.PurePosixPath(text)
-            case "PureWindowsPath":
-                return pathlib.PureWindowsPath(text)
-            case "UUID":
-                return uuid.UUID(text)
-            case "Decimal":
-                return decimal.Decimal(text)
-            case "Ellipsis":
-                return Ellipsis
-            case "numpy.dtype":
-                return _plain_dtype(text)
-            case "torch.dtype" | "torch.memory_format" | "torch.layout" | "torch.device":
-                return self._torch_value(kind, text)
-        raise DocumentError(f"{self._what}: unknown value kind {kind[:40]!r}")
-
-    def _torch_value(self, kind: str, text: str) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return Opaque(kind, "torch is not imported here", text)
-        if kind == "torch.device":
-            return torch.device(text)
-        found = getattr(torch, text.removeprefix("torch."), None)
-        if not isinstance(found, getattr(torch, kind.removeprefix("torch."))):
-            return Opaque(kind, f"this torch has no {text}", text)
-        return found
-
-
-def _plain_dtype(text: str) -> np.dtype[Any]:
-    dtype = np.dtype(text)
-    if dtype.kind not in "biufcmM" or dtype.shape:
-        raise ValueError(f"no plain dtype: {text!r:.40}")
-    return dtype
-
-
-def walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
-    """Every leaf of a decoded tree with its path (dicts, lists, tuples, deques are gone through)."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from walk(item, (*path, key))
-    elif isinstance(value, (list, tuple, collections.deque)) and not _is_torch(value, "Size"):
-        for i, item in enumerate(value):
-            yield from walk(item, (*path, i))
-    else:
-        yield path, value

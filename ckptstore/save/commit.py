@@ -150,16 +150,19 @@ def commit(
 
 
 def _create_record(tier: Tier, run_key: str, record: CommitRecord, data: bytes) -> None:
+    failure: BackendError | None = None
     try:
         found = commits.settle(tier, run_key, record.attempt, data)
-    except BackendError:
+    except BackendError as error:
         # The outcome is not known: whoever comes first at the key now, the record or this VOID, decides.
-        found = commits.fence(tier, run_key, record.attempt, "no reply")
+        failure = error
+        found = commits.fence(tier, run_key, record.attempt, error.kind)
     if isinstance(found, CommitEnd) and found.kind == "void":
         raise SaveFailedError(
-            f"save of run {record.run!r} step {record.step} was fenced: {found.reason}",
-            hint="the next save starts anew",
-        )
+            f"save of run {record.run!r} step {record.step} failed: "
+            + (failure.message if failure is not None else f"it was fenced ({found.reason})"),
+            hint="older checkpoints are untouched; the next save starts anew",
+        ) from failure
     # GONE means: it was committed, and garbage collection has taken it since. The save succeeded.
 
 

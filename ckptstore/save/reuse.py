@@ -7,13 +7,16 @@ Reuse rests on a *pin* that came before, never on "an object of that name exists
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from ckptstore.backend import Backend
-from ckptstore.errors import BackendError, DamageError
+from ckptstore.errors import BackendError, DamageError, NotAnObjectError, ObjectNotFoundError
 from ckptstore.model.ids import Digest
 from ckptstore.model.record import CommitRecord
 from ckptstore.tier.contents import Contents
+
+log = logging.getLogger("ckptstore")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,10 +114,12 @@ class ReuseIndex:
     def _look(self, key: str, size_bytes: int) -> bool:
         try:
             found = self._backend.head(key).size_bytes
-        except BackendError as error:
-            if error.transient:
-                raise
+        except (ObjectNotFoundError, NotAnObjectError) as error:
             reason = error.message
+        except BackendError as error:
+            # That it cannot be asked says nothing about the object: it is not reused, and not accused.
+            log.warning("not reused: %s", error.message)
+            return False
         else:
             if found == size_bytes:
                 return True

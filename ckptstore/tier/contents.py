@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptstore.errors import BackendError, ChunkDamagedError, DocumentError
-from ckptstore.model import tables, values
+from ckptstore.errors import (
+    ChunkDamagedError,
+    DocumentError,
+    NotAnObjectError,
+    ObjectNotFoundError,
+    ShortReadError,
+)
+from ckptstore.model import tables, unpack
 from ckptstore.model.ids import DIGEST_BYTES, Digest, digest_of
 from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitRecord, TableRef
@@ -114,10 +120,10 @@ class Contents:
         return rows.object.tolist(), rows.offset.tolist(), rows.length.tolist()
 
     def decode_tree(
-        self, tensor_of: values.TensorOf, compose: values.Compose | None = None
+        self, tensor_of: unpack.TensorOf, compose: unpack.Compose | None = None
     ) -> dict[Any, Any]:
         """The tree with `tensor_of` in place of its tensors."""
-        tree = values.decode(self.tree, tensor_of, f"the tree of {self}", compose)
+        tree = unpack.decode(self.tree, tensor_of, f"the tree of {self}", compose)
         if not isinstance(tree, dict):
             raise DocumentError(f"the tree of {self} is not a dict")
         return tree
@@ -148,9 +154,7 @@ def read_table(tier: Tier, ref: TableRef, what: str) -> bytes:
             view = memoryview(buffer)[position : position + piece.size_bytes]
             try:
                 tier.backend.read_into(piece.key, 0, view)
-            except BackendError as error:
-                if error.transient:
-                    raise
+            except (ObjectNotFoundError, NotAnObjectError, ShortReadError) as error:
                 raise ChunkDamagedError(
                     f"{what} cannot be read: {error.message}", key=piece.key, hint="run `ckptstore verify`"
                 ) from error

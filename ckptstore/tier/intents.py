@@ -106,7 +106,9 @@ class Intent:
         """Takes the intent back: what it announced is decided. Failing is harmless (gc reaps it)."""
         attempt = self.document.attempt
         try:
-            self._tier.backend.delete([layout.intent_key(attempt), layout.beat_key(attempt)])
+            for result in self._tier.backend.delete([layout.intent_key(attempt), layout.beat_key(attempt)]):
+                if result.error is not None:
+                    raise result.error
         except CkptstoreError as error:
             log.warning("intent %s stays for gc to reap: %s", attempt, error)
 

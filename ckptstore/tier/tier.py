@@ -159,10 +159,17 @@ class Tier:
         return True
 
     def put_new(self, key: str, data: bytes) -> None:
-        """Creates a document whose key is ours alone (it holds a fresh ULID); durable on return."""
+        """Creates a document whose key is ours alone (it holds a fresh ULID); durable on return.
+
+        Raises:
+            ObjectExistsError: another document is there (keys that are numbers can be taken).
+        """
         exclusive = self.backend.capabilities.create_if_absent
         try:
             self.backend.put(key, [data], if_absent=exclusive)
+        except ObjectExistsError:
+            if self.read(key) != data:  # ours, if an earlier try had worked and only its reply was lost
+                raise
         except BackendError:
             # A file system shows only when asked that it cannot create exclusively; the key is ours alone.
             if not exclusive or self.backend.capabilities.create_if_absent:

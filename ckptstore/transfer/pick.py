@@ -11,7 +11,7 @@ from ckptstore.errors import NotFoundError, UnsupportedValueError
 from ckptstore.load.select import Selection
 from ckptstore.model.dtypes import DType
 from ckptstore.model.layout import assign_names
-from ckptstore.model.values import Composite, StatePath, class_path_of, show_path
+from ckptstore.model.plain import Composite, StatePath, class_path_of, show_path
 from ckptstore.tier.contents import Contents
 
 _BLOBS = ("bytes", "bytearray", "str")

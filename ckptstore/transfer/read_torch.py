@@ -17,7 +17,7 @@ from typing import Any
 from ckptstore.arrays import LazyArray
 from ckptstore.errors import DocumentError, UnsupportedValueError
 from ckptstore.model.dtypes import BY_NAME
-from ckptstore.model.values import StatePath, show_path
+from ckptstore.model.plain import StatePath, show_path
 from ckptstore.transfer.buffers import Buffers
 from ckptstore.transfer.source import Source, SourceFile, changed, lazy_range
 from ckptstore.transfer.strided import read_strided

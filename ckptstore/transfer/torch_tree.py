@@ -10,7 +10,7 @@ import numpy as np
 
 from ckptstore.errors import UnsupportedValueError, UsageError
 from ckptstore.model.dtypes import DType
-from ckptstore.model.values import StatePath, show_path
+from ckptstore.model.plain import StatePath, show_path
 from ckptstore.tier.contents import Contents
 from ckptstore.transfer.flat import entry_of
 from ckptstore.transfer.names import Renamer

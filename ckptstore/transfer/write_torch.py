@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptstore.errors import UnsupportedValueError
-from ckptstore.model.values import show_path
+from ckptstore.model.plain import show_path
 from ckptstore.transfer.files import NewFile, os_errors
 from ckptstore.transfer.flat import Pump
 from ckptstore.transfer.pick import Entry

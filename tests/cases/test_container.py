@@ -25,9 +25,7 @@ def saved(state, **options):
         {"k": []},
         {"k": None},
         {"other": 1},
-        pytest.param(
-            {}
-        ),
+        pytest.param({}),
     ],
     ids=repr,
 )

@@ -86,9 +86,6 @@ def test_c201_files_and_folders_have_the_mode_that_the_umask_says(tmp_path, umas
             assert mode & stat.S_ISGID, "the setgid bit is not passed on"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="SQLite makes manifest.db with 0644: nobody else of the group may write it"
-)
 def test_c201_the_manifest_has_the_mode_that_the_umask_says(tmp_path):
     old = os.umask(0o002)
     try:
@@ -183,19 +180,12 @@ def _open_as_another_makes_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> st
         return store.uuid
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Tier.open: root absent at the read, there at the second look: a raw BackendError",
-)
 def test_c206_open_or_create_works_while_another_process_makes_the_store(tmp_path, monkeypatch):
     uuid = _open_as_another_makes_it(tmp_path / "store", monkeypatch)
     with ckptstore.open(tmp_path / "store") as store:
         assert store.uuid == uuid
 
 
-@pytest.mark.xfail(
-    strict=True, reason="make_directories: EEXIST from mkdir, then ENOENT from stat, is not tried again"
-)
 def test_c206_a_folder_that_exists_and_yet_is_not_there_is_made_again(tmp_path, monkeypatch):
     """Some network file systems say EEXIST to mkdir and ENOENT to the next stat."""
     make, look = calls.mkdir, calls.stat

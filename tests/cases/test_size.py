@@ -169,9 +169,6 @@ def test_c216_parts_of_a_checkpoint_larger_than_the_memory_are_read(big_store):
     assert told.split("\n")[:3] == ["[3, 4] [0, 0, 0, 0, 0, 9, 0, 0, 0]", "499500", "0"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="values.decode: MemoryError while tensors are allocated is told as a damaged tree"
-)
 def test_c216_loading_more_than_fits_says_so_and_leaves_the_store_usable(big_store):
     told = run_limited(
         """

@@ -32,7 +32,7 @@ class Shape:
 def shapes() -> dict[str, Shape]:
     """Heading -> what stands under it."""
     parts = _SECTION.split(PAGE.read_text(encoding="utf-8"))
-    found = {}
+    found: dict[str, Shape] = {}
     for heading, text in zip(parts[1::2], parts[2::2], strict=True):
         fields = {
             name: Field(kind.removesuffix(", optional"), kind.endswith(", optional"))
@@ -73,7 +73,7 @@ def _check(value: Any, kind: str, where: str) -> None:
         for name, item in value.items():
             _check(item, kind.removeprefix("map of "), f"{where}.{name}")
     elif kind.startswith("["):
-        check(value, re.match(r"\[(.+?)\]\(#", kind)[1], where)
+        check(value, kind[1:].partition("](#")[0], where)
     else:
         assert _IS[kind](value), f"{where} is {value!r}, no {kind}"
 

@@ -24,7 +24,7 @@ def test_show_as_json(cli, place, store):
     document = cli("-s", place, "show", "gpt@10", "--json").json
     assert document["step"] == 10
     assert document["metadata"] == {"note": "first"}
-    assert [part["name"] for part in document["components"]] == ["model"]
+    assert [part["name"] for part in document["components"]] == ["model", "progress"]
     assert document["session_info"]["epoch"] == 1
     assert document["not_captured"] == []
     assert document["pinned_by"] == []

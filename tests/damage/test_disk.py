@@ -295,7 +295,6 @@ def test_a_full_disk_fails_the_save_keeps_the_old_and_recovers_when_there_is_roo
 
 
 @needs_mount
-@pytest.mark.xfail(strict=True, reason="Checkpoint._reading: a read intent that finds no room fails the load")
 @pytest.mark.parametrize("limit", ["bytes", "inodes"])
 def test_a_full_disk_can_be_read(tmp_path, limit):
     with full_disk(tmp_path / "disk", limit) as (directory, _), open_quiet(directory) as store:
@@ -446,10 +445,6 @@ def test_a_store_behind_a_forbidden_folder_is_refused_as_forbidden_not_as_absent
     assert out.split() == ["told", "told"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="LocalBackend: without links and exclusive rename, the first save of each process fails",
-)
 def test_a_file_system_without_exclusive_create_works_with_one_writer(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))

@@ -161,9 +161,6 @@ def test_a_huge_record_takes_no_memory(directory):
     assert run_limited(directory, RESTORE_OR_TELL).split("\n")[:2] == ["told", "others load"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="documents._unpack has no bound on counts: 40 MiB of empty maps take gigabytes"
-)
 @pytest.mark.parametrize("bomb", MEMORY_BOMBS)
 def test_a_record_of_very_many_small_things_takes_no_memory(directory, bomb):
     with open_quiet(directory) as store:
@@ -214,9 +211,6 @@ def only_file(folder: Path) -> Path:
     return found
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Intent.surviving: one damaged note of its base makes every later save fail"
-)
 def test_a_damaged_note_does_not_stop_the_training(directory):
     with open_quiet(directory) as store:
         run = store.run(TRAIN)
@@ -234,9 +228,6 @@ def test_a_damaged_epoch_does_not_stop_the_training(directory):
         assert run.save(4, make_state(4)).result().step == 4
 
 
-@pytest.mark.xfail(
-    strict=True, reason="catalog: one damaged run document makes store.runs() fail for all runs"
-)
 def test_a_damaged_run_document_does_not_hide_the_other_runs(directory):
     with open_quiet(directory) as store:
         store.run("other").save(1, make_state(1)).result()
@@ -402,9 +393,6 @@ def test_notes_and_pins_are_not_written_to_a_lost_store(directory, loss):
         assert {key for key in snapshot(directory) if key.endswith(".mp")} == before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="restore says None ('nothing was ever committed') when the store's marker is gone"
-)
 def test_an_empty_mount_point_is_never_taken_for_a_run_without_checkpoints(directory):
     with open_quiet(directory) as store:
         run = store.run(TRAIN)
@@ -413,7 +401,6 @@ def test_an_empty_mount_point_is_never_taken_for_a_run_without_checkpoints(direc
             run.restore(blank_like(make_state(0)))
 
 
-@pytest.mark.xfail(strict=True, reason="the catalog makes manifest.db in the empty mount point")
 def test_looking_makes_nothing_in_an_empty_mount_point(directory):
     with open_quiet(directory) as store:
         run = store.run(TRAIN)

@@ -146,10 +146,6 @@ def test_a_restore_that_fails_half_way_says_that_the_state_is_a_mixture(director
             store.run(TRAIN)[3].restore(state)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="run.restore(fallback=True): after a half-way restore a mismatch says 'nothing was loaded'",
-)
 def test_a_fallback_that_does_not_fit_does_not_call_a_mixture_untouched(tmp_path):
     directory = tmp_path / "store"
     make_store(directory)
@@ -174,10 +170,6 @@ def test_a_fallback_that_does_not_fit_does_not_call_a_mixture_untouched(tmp_path
             pass
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="run.restore(fallback=True) gives up when a chunk cannot be read for good (EIO of a bad sector)",
-)
 def test_fallback_takes_the_older_one_when_the_disk_cannot_read_the_newer(directory, monkeypatch):
     import errno
     import os

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ckptstore.model.layout import assign_names
-from ckptstore.model.values import walk
+from ckptstore.model.unpack import walk
 from tests.model.made import QUICK
 
 # Keys that are made to meet: dots, brackets, backslashes, numbers as text, what a surrogate is spelled as.

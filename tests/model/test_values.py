@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptstore.errors import DocumentError, UnsupportedValueError
-from ckptstore.model import values
+from ckptstore.model import plain, unpack, values
 from ckptstore.model.targets import Opaque
 from tests.model.made import QUICK, difference, keys, plain_values
 
@@ -26,13 +26,13 @@ from tests.model.made import QUICK, difference, keys, plain_values
 @settings(QUICK, max_examples=400)
 @given(plain_values)
 def test_any_nested_value_comes_back_with_equal_value_and_exact_types(value):
-    assert difference(value, values.decode(values.encode(value))) is None
+    assert difference(value, unpack.decode(values.encode(value))) is None
 
 
 @QUICK
 @given(st.dictionaries(keys, st.integers(), max_size=6))
 def test_keys_of_every_kind_keep_their_type_and_their_order(value):
-    found = values.decode(values.encode(value))
+    found = unpack.decode(values.encode(value))
     assert difference(list(value), list(found)) is None
 
 
@@ -40,17 +40,17 @@ def test_keys_of_every_kind_keep_their_type_and_their_order(value):
 @given(plain_values)
 def test_encoding_is_the_same_every_time(value):
     # An unchanged tree is then stored once.
-    assert values.encode(value) == values.encode(values.decode(values.encode(value)))
+    assert values.encode(value) == values.encode(unpack.decode(values.encode(value)))
 
 
 def test_numbers_that_look_alike_stay_apart():
     value = [1, 1.0, True, np.int64(1), np.float32(1), np.bool_(True), 1 + 0j, decimal.Decimal(1), "1", b"1"]
-    found = values.decode(values.encode(value))
+    found = unpack.decode(values.encode(value))
     assert [type(item) for item in found] == [type(item) for item in value]
 
 
 def test_a_defaultdict_still_makes_defaults_and_a_deque_still_drops():
-    found = values.decode(
+    found = unpack.decode(
         values.encode([collections.defaultdict(list, a=[1]), collections.deque([1, 2], maxlen=2)])
     )
     found[0]["b"].append(2)
@@ -63,9 +63,9 @@ def test_a_defaultdict_still_makes_defaults_and_a_deque_still_drops():
 )
 def test_nesting_up_to_the_limit_comes_back_and_beyond_is_refused(make):
     value = 1
-    for _ in range(values.MAX_DEPTH):
+    for _ in range(plain.MAX_DEPTH):
         value = make(value)
-    assert values.decode(values.encode(value)) == value
+    assert unpack.decode(values.encode(value)) == value
     with pytest.raises(UnsupportedValueError, match="nested deeper"):
         values.encode(make(value))
 
@@ -149,19 +149,19 @@ def test_a_tensor_where_only_values_go_is_refused(value):
 
 def test_the_name_of_a_fixed_zone_comes_back():
     zone = datetime.timezone(datetime.timedelta(hours=1), "CET")
-    found = values.decode(values.encode(datetime.datetime(2020, 1, 1, tzinfo=zone)))
+    found = unpack.decode(values.encode(datetime.datetime(2020, 1, 1, tzinfo=zone)))
     assert found.tzname() == "CET"
 
 
 def test_the_fold_of_a_time_comes_back():
-    assert values.decode(values.encode(datetime.time(1, 2, fold=1))).fold == 1
+    assert unpack.decode(values.encode(datetime.time(1, 2, fold=1))).fold == 1
 
 
 def test_a_torch_value_without_torch_is_a_placeholder_and_no_error():
     data = values.encode([torch.float32, torch.device("cpu"), torch.Size([1, 2])])
     code = (
         "import sys; from ckptstore.model import values;"
-        f"found = values.decode(bytes.fromhex('{data.hex()}'));"
+        f"found = unpack.decode(bytes.fromhex('{data.hex()}'));"
         "assert 'torch' not in sys.modules; print([type(v).__name__ for v in found], found[2])"
     )
     done = subprocess.run(
@@ -171,8 +171,8 @@ def test_a_torch_value_without_torch_is_a_placeholder_and_no_error():
 
 
 def test_a_dtype_that_this_torch_has_not_is_a_placeholder():
-    data = msgpack.packb(msgpack.ExtType(values.EXT_NAMED, msgpack.packb(["torch.dtype", "torch.float3"])))
-    found = values.decode(data)
+    data = msgpack.packb(msgpack.ExtType(plain.EXT_NAMED, msgpack.packb(["torch.dtype", "torch.float3"])))
+    found = unpack.decode(data)
     assert isinstance(found, Opaque)
     assert "torch.float3" in found.reason
 
@@ -185,7 +185,7 @@ def named(code, *parts):
 
 
 def container(kind, *parts):
-    return msgpack.packb([msgpack.ExtType(values.EXT_CONTAINER, kind.encode()), *parts])
+    return msgpack.packb([msgpack.ExtType(plain.EXT_CONTAINER, kind.encode()), *parts])
 
 
 NOON = "2020-01-01T12:00:00"
@@ -204,7 +204,7 @@ HOSTILE = {
     "a list as key": b"\x81\x91\x01\x01",
     "unknown container": container("eval", "1"),
     "container of no text": msgpack.packb([msgpack.ExtType(1, b"\xff")]),
-    "a tensor": named(values.EXT_TENSOR, 0, "torch", None),
+    "a tensor": named(plain.EXT_TENSOR, 0, "torch", None),
     "unknown factory": container("defaultdict", "eval", {}),
     "factory of no name": container("defaultdict", [1], {}),
     "unhashable in a set": container("set", []),
@@ -213,29 +213,29 @@ HOSTILE = {
     "range of floats": container("range", 0.5),
     "empty OrderedDict": container("OrderedDict"),
     "size of text": container("torch.Size", "a"),
-    "complex cut short": msgpack.packb(msgpack.ExtType(values.EXT_COMPLEX, b"123")),
-    "object scalar": named(values.EXT_NUMPY_SCALAR, "O", b"12345678"),
-    "empty scalar": named(values.EXT_NUMPY_SCALAR, "<i4", b""),
-    "huge subarray": named(values.EXT_NUMPY_SCALAR, "(1000000000,)i4", b"1234"),
-    "no date": named(values.EXT_NAMED, "datetime", ["tomorrow", 0]),
-    "zone outside": named(values.EXT_NAMED, "datetime", [NOON, 0, "../../../etc/passwd"]),
-    "no decimal": named(values.EXT_NAMED, "Decimal", "one"),
-    "no uuid": named(values.EXT_NAMED, "UUID", "abc"),
-    "unknown kind": named(values.EXT_NAMED, "module.Class", "x"),
-    "number as path": named(values.EXT_NAMED, "path", 5),
+    "complex cut short": msgpack.packb(msgpack.ExtType(plain.EXT_COMPLEX, b"123")),
+    "object scalar": named(plain.EXT_NUMPY_SCALAR, "O", b"12345678"),
+    "empty scalar": named(plain.EXT_NUMPY_SCALAR, "<i4", b""),
+    "huge subarray": named(plain.EXT_NUMPY_SCALAR, "(1000000000,)i4", b"1234"),
+    "no date": named(plain.EXT_NAMED, "datetime", ["tomorrow", 0]),
+    "zone outside": named(plain.EXT_NAMED, "datetime", [NOON, 0, "../../../etc/passwd"]),
+    "no decimal": named(plain.EXT_NAMED, "Decimal", "one"),
+    "no uuid": named(plain.EXT_NAMED, "UUID", "abc"),
+    "unknown kind": named(plain.EXT_NAMED, "module.Class", "x"),
+    "number as path": named(plain.EXT_NAMED, "path", 5),
     "size too large": container("torch.Size", 2**63),
-    "half an opaque": named(values.EXT_OPAQUE, "a"),
-    "zone is a directory": named(values.EXT_NAMED, "datetime", [NOON, 0, "America"]),
-    "zone of great length": named(values.EXT_NAMED, "datetime", [NOON, 0, "a" * 5000]),
-    "number as uuid": named(values.EXT_NAMED, "UUID", 5),
-    "number as dtype": named(values.EXT_NAMED, "torch.dtype", 5),
-    "no device": named(values.EXT_NAMED, "torch.device", "bogus"),
-    "number as device": named(values.EXT_NAMED, "torch.device", 5),
-    "no numpy dtype": named(values.EXT_NAMED, "numpy.dtype", "(,)i4,i4"),
-    "object dtype": named(values.EXT_NAMED, "numpy.dtype", "O"),
-    "void scalar": named(values.EXT_NUMPY_SCALAR, "V4", b"1234"),
-    "marker alone": msgpack.packb(msgpack.ExtType(values.EXT_CONTAINER, b"tuple")),
-    "marker as value": msgpack.packb({"a": msgpack.ExtType(values.EXT_CONTAINER, b"tuple")}),
+    "half an opaque": named(plain.EXT_OPAQUE, "a"),
+    "zone is a directory": named(plain.EXT_NAMED, "datetime", [NOON, 0, "America"]),
+    "zone of great length": named(plain.EXT_NAMED, "datetime", [NOON, 0, "a" * 5000]),
+    "number as uuid": named(plain.EXT_NAMED, "UUID", 5),
+    "number as dtype": named(plain.EXT_NAMED, "torch.dtype", 5),
+    "no device": named(plain.EXT_NAMED, "torch.device", "bogus"),
+    "number as device": named(plain.EXT_NAMED, "torch.device", 5),
+    "no numpy dtype": named(plain.EXT_NAMED, "numpy.dtype", "(,)i4,i4"),
+    "object dtype": named(plain.EXT_NAMED, "numpy.dtype", "O"),
+    "void scalar": named(plain.EXT_NUMPY_SCALAR, "V4", b"1234"),
+    "marker alone": msgpack.packb(msgpack.ExtType(plain.EXT_CONTAINER, b"tuple")),
+    "marker as value": msgpack.packb({"a": msgpack.ExtType(plain.EXT_CONTAINER, b"tuple")}),
     "timestamp": msgpack.packb(msgpack.Timestamp(1, 1)),
 }
 
@@ -246,16 +246,16 @@ HOSTILE = {
 )
 def test_hostile_input_is_a_document_error(data):
     with pytest.raises(DocumentError):
-        values.decode(data)
+        unpack.decode(data)
         # torch.Size checks its numbers only when it is looked at
-        repr(values.decode(data))
+        repr(unpack.decode(data))
 
 
 @settings(QUICK, max_examples=400)
 @given(st.binary(max_size=60))
 def test_random_bytes_are_refused_or_a_value(data):
     with contextlib.suppress(DocumentError):
-        values.decode(data)
+        unpack.decode(data)
 
 
 safe_values = st.recursive(
@@ -280,7 +280,7 @@ def test_a_damaged_tree_is_refused_or_a_value(value, data):
         encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.one_of(st.none(), st.integers(0, len(encoded))))
     with contextlib.suppress(DocumentError):
-        values.decode(bytes(encoded[:cut]))
+        unpack.decode(bytes(encoded[:cut]))
 
 
 @QUICK
@@ -288,7 +288,7 @@ def test_a_damaged_tree_is_refused_or_a_value(value, data):
 def test_every_cut_tree_is_refused(value, data):
     encoded = values.encode(value)
     with pytest.raises(DocumentError):
-        values.decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
+        unpack.decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
 
 
 def test_decoding_runs_nothing_and_imports_nothing(tmp_path):
@@ -301,7 +301,7 @@ def test_decoding_runs_nothing_and_imports_nothing(tmp_path):
 
     data = msgpack.packb(values.opaque("os.system", pickle.dumps(Evil())), default=None)
     before = set(sys.modules)
-    found = values.decode(data)
+    found = unpack.decode(data)
     assert isinstance(found, Opaque)
     assert "allow_pickle" in found.reason
     assert not mark.exists()
@@ -313,7 +313,7 @@ def test_decoding_runs_nothing_and_imports_nothing(tmp_path):
 
 def test_walk_meets_every_leaf_with_its_path():
     tree = {"a": [1, (2, {"b": 3})], 4: torch.Size([5]), "c": {}}
-    assert list(values.walk(tree)) == [
+    assert list(unpack.walk(tree)) == [
         (("a", 0), 1),
         (("a", 1, 0), 2),
         (("a", 1, 1, "b"), 3),
@@ -322,11 +322,11 @@ def test_walk_meets_every_leaf_with_its_path():
 
 
 def test_a_path_is_shown_as_people_write_it():
-    assert values.show_path(("optimizer", "param_groups", 0, "hook")) == "optimizer.param_groups[0].hook"
-    assert values.show_path(()) == "the state"
-    assert values.show_path(("a", "\n", "", (1, "b"))) == "a['\\n'][''][(1, 'b')]"
+    assert plain.show_path(("optimizer", "param_groups", 0, "hook")) == "optimizer.param_groups[0].hook"
+    assert plain.show_path(()) == "the state"
+    assert plain.show_path(("a", "\n", "", (1, "b"))) == "a['\\n'][''][(1, 'b')]"
 
 
 def test_a_uuid_is_equal_and_of_its_type():
     value = uuid.UUID("12345678123456781234567812345678")
-    assert difference(value, values.decode(values.encode(value))) is None
+    assert difference(value, unpack.decode(values.encode(value))) is None
