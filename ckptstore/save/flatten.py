@@ -15,7 +15,7 @@ from ckptstore.model import values
 from ckptstore.model.boxes import Box
 from ckptstore.model.dtypes import BY_NAME
 from ckptstore.model.layout import Layout, Tensor, assign_names, printable
-from ckptstore.model.plain import Leaf, StatePath, class_path_of, show_path
+from ckptstore.model.plain import MAX_TREE_BYTES, Leaf, StatePath, class_path_of, show_path
 
 BLOB_BYTES = 64 << 10
 """From this size, bytes and str are stored as tensors are, not in the tree."""
@@ -140,10 +140,10 @@ class _Collector:
             sources.append(leaf.value)
         layout = Layout(tuple(tensors), tuple(aliases), chunk_bytes)
         tree = values.pack(plain)
-        if len(tree) > plain.MAX_TREE_BYTES:
+        if len(tree) > MAX_TREE_BYTES:
             raise UsageError(
                 f"the values of the state (without tensors) take {len(tree)} bytes, "
-                f"more than {plain.MAX_TREE_BYTES}",
+                f"more than {MAX_TREE_BYTES}",
                 hint="store large lists of numbers as arrays",
             )
         return FlatState(layout, tuple(sources), tree, components)

@@ -32,10 +32,9 @@ def check(entries: Sequence[Entry]) -> None:
 def write_into(file: NewFile, entries: Sequence[Entry], pump: Pump) -> int:
     """Writes the file, durable but not yet published; returns its size."""
     with os_errors(f"cannot write {file.path}"):
-        archive = ZipWriter(file.file)
-        for entry, pieces in pump.by_entry(entries):
-            archive.add(f"{entry.name}.npy", itertools.chain([_npy_header(entry)], pieces))
-        archive.close()
+        with ZipWriter(file.file) as archive:
+            for entry, pieces in pump.by_entry(entries):
+                archive.add(f"{entry.name}.npy", itertools.chain([_npy_header(entry)], pieces))
         return file.finish()
 
 

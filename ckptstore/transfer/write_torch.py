@@ -149,11 +149,10 @@ def write_into(file: NewFile, tree: bytes, entries: Sequence[Entry], pump: Pump)
         entries: in the order of their keys.
     """
     with os_errors(f"cannot write {file.path}"):
-        archive = ZipWriter(file.file, align=_ALIGN)
-        archive.add(f"{_ROOT}/data.pkl", [tree])
-        archive.add(f"{_ROOT}/byteorder", [b"little"])
-        for key, (_, pieces) in enumerate(pump.by_entry(entries)):
-            archive.add(f"{_ROOT}/data/{key}", pieces)
-        archive.add(f"{_ROOT}/version", [b"3\n"])
-        archive.close()
+        with ZipWriter(file.file, align=_ALIGN) as archive:
+            archive.add(f"{_ROOT}/data.pkl", [tree])
+            archive.add(f"{_ROOT}/byteorder", [b"little"])
+            for key, (_, pieces) in enumerate(pump.by_entry(entries)):
+                archive.add(f"{_ROOT}/data/{key}", pieces)
+            archive.add(f"{_ROOT}/version", [b"3\n"])
         return file.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zipfile
 from collections.abc import Iterable
+from types import TracebackType
 from typing import BinaryIO
 
 from ckptstore.errors import DocumentError
@@ -16,7 +17,10 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class ZipWriter:
-    """Adds members one after the other; the same bytes give the same archive."""
+    """Adds members one after the other; the same bytes give the same archive.
+
+    As a context: its end writes the directory, or after an error nothing more.
+    """
 
     def __init__(self, file: BinaryIO, *, align: int = 1) -> None:
         self._file = file
@@ -40,8 +44,14 @@ class ZipWriter:
             count += self._align
         return b"" if count == 0 else _PAD_ID + struct.pack("<H", count - 4) + b"Z" * (count - 4)
 
-    def close(self) -> None:
-        """Writes the directory."""
+    def __enter__(self) -> ZipWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._zip.fp = None  # given up: it would write its directory later, into a file that is closed
         self._zip.close()
 
 

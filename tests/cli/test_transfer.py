@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.cli.conftest import damage
+
 
 def test_a_component_goes_out_and_comes_back(cli, place, store, tmp_path):
     answer = cli("-s", place, "export", "gpt@20", "m.safetensors", "--component", "model")
@@ -83,12 +85,12 @@ def test_exit_codes_of_export(cli, place, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"ckpts", "m.npz"}
 
 
-def test_damage_ends_an_export_with_4_and_leaves_nothing(cli, place, store, tmp_path):
-    from tests.cli.conftest import damage
-
+@pytest.mark.parametrize("name", ["m.npz", "m.safetensors"])
+def test_damage_ends_an_export_with_4_and_leaves_nothing(process, place, store, tmp_path, name):
     damage(place, store, "gpt", 10)
-    answer = cli("-s", place, "export", "gpt@10", "m.npz")
+    answer = process("-s", place, "export", "gpt@10", name)
     assert answer.code == 4
+    assert [line.partition(":")[0] for line in answer.err.splitlines()] == ["error", "hint"]
     assert {path.name for path in tmp_path.iterdir()} == {"ckpts"}
 
 
