@@ -1,4 +1,4 @@
-"""Checkpoints and runs of the manifest as JSON (docs/cli.md describes the shapes)."""
+"""Checkpoints and runs of the manifest as JSON (docs/json.md describes the shapes)."""
 
 from __future__ import annotations
 

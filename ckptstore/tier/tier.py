@@ -73,7 +73,7 @@ class Tier:
         backend.make_prefixes([*layout.TOP, *layout.FAN_OUT])
         marker = Marker(_uuid4(environment), _uuid4(environment), chunk_bytes)
         try:
-            backend.put(layout.MARKER, [marker.encode()], if_absent=True)
+            create_object(backend, layout.MARKER, marker.encode())
         except ObjectExistsError as error:
             raise ConflictError(
                 f"a store was made at {backend.url} just now by somebody else", hint="open it"
@@ -164,17 +164,11 @@ class Tier:
         Raises:
             ObjectExistsError: another document is there (keys that are numbers can be taken).
         """
-        exclusive = self.backend.capabilities.create_if_absent
         try:
-            self.backend.put(key, [data], if_absent=exclusive)
+            create_object(self.backend, key, data)
         except ObjectExistsError:
             if self.read(key) != data:  # ours, if an earlier try had worked and only its reply was lost
                 raise
-        except BackendError:
-            # A file system shows only when asked that it cannot create exclusively; the key is ours alone.
-            if not exclusive or self.backend.capabilities.create_if_absent:
-                raise
-            self.backend.put(key, [data])
 
     def listing(self, prefix: str) -> Iterator[ObjectInfo]:
         """Objects under a prefix."""
@@ -201,3 +195,21 @@ def _root_is_missing(backend: Backend) -> bool:
     except BackendError as error:
         return not error.transient and error.kind == "backend"
     return False
+
+
+def create_object(backend: Backend, key: str, data: bytes) -> None:
+    """Creates an object exclusively; plainly where the place has shown that it cannot do that.
+
+    A file system shows only when asked that it has neither links nor an exclusive rename.
+
+    Raises:
+        ObjectExistsError: something is there.
+    """
+    exclusive = backend.capabilities.create_if_absent
+    try:
+        backend.put(key, [data], if_absent=exclusive)
+    except BackendError as error:
+        if isinstance(error, ObjectExistsError) or not exclusive or backend.capabilities.create_if_absent:
+            raise
+        log.warning("%s cannot create exclusively: one writer at a time only", backend.url)
+        backend.put(key, [data])

@@ -160,7 +160,7 @@ def test_the_fold_of_a_time_comes_back():
 def test_a_torch_value_without_torch_is_a_placeholder_and_no_error():
     data = values.encode([torch.float32, torch.device("cpu"), torch.Size([1, 2])])
     code = (
-        "import sys; from ckptstore.model import values;"
+        "import sys; from ckptstore.model import unpack;"
         f"found = unpack.decode(bytes.fromhex('{data.hex()}'));"
         "assert 'torch' not in sys.modules; print([type(v).__name__ for v in found], found[2])"
     )
