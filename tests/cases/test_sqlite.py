@@ -152,13 +152,7 @@ def replaced_by_fifo(path: Path) -> None:
     ids=["empty", "garbage", "cut", "gone", "a directory", "a FIFO"],
 )
 @pytest.mark.parametrize("is_open", [False, True])
-def test_c194_whatever_becomes_of_the_file_answers_and_saves_go_on(directory, spoil, is_open, request):
-    if is_open and request.node.callspec.id.endswith("-gone"):
-        request.applymarker(
-            pytest.mark.xfail(
-                strict=True, reason="catalog: a manifest.db deleted while open gives 'knows no tier'"
-            )
-        )
+def test_c194_whatever_becomes_of_the_file_answers_and_saves_go_on(directory, spoil, is_open):
     with ckptstore.open(directory, environment=quiet()) as store:
         run = store.run(TRAIN)
         run.save(1, make_state(1), metrics={"loss": 1}).result()

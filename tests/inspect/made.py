@@ -58,7 +58,7 @@ def store(tmp_path) -> Iterator[ckptstore.Store]:
 
 def recut(checkpoint: ckptstore.Checkpoint, cuts: dict[str, list[Box]]) -> ckptstore.Checkpoint:
     """The checkpoint as several ranks would have saved it: these tensors in these boxes; new objects."""
-    tier, contents = checkpoint._tier, checkpoint.contents
+    tier, contents = checkpoint.tier, checkpoint.contents
     tensors = tuple(
         dataclasses.replace(t, boxes=tuple(cuts[t.name])) if t.name in cuts else t
         for t in contents.layout.tensors

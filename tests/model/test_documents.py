@@ -113,7 +113,7 @@ intents = st.builds(
     pins=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
     reason=texts,
 )
-note_data = st.one_of(
+note_data: st.SearchStrategy[tuple[str, dict[str, object]]] = st.one_of(
     st.tuples(st.just("metrics"), metrics.map(lambda m: {"metrics": m})),
     st.tuples(st.sampled_from(["tag", "untag"]), texts.map(lambda t: {"tag": t})),
     st.tuples(st.sampled_from(["invalid", "damaged"]), texts.map(lambda t: {"reason": t})),

@@ -62,12 +62,3 @@ def there_and_back(store, state, path, *, component="model", name="back", **opti
     export(source, path, component=component, **options)
     back = import_(store.run(name), path, step=1, component=component)
     return back.load()
-
-
-def lazy_ties_work() -> bool:
-    """Whether the save path sees that one lazy array stands in two places."""
-    from ckptstore.arrays import LazyArray
-    from ckptstore.save.flatten import flatten_state
-
-    lazy = LazyArray(BY_NAME["uint8"], (1,), "torch", None, lambda a, b: memoryview(b"x")[a:b])
-    return bool(flatten_state({"model": {"a": lazy, "b": lazy}}, 1 << 20).layout.aliases)

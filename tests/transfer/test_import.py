@@ -14,9 +14,8 @@ import torch
 
 from ckptstore.errors import NotFoundError, UnsupportedValueError, UsageError
 from ckptstore.transfer import export, import_, source
-from tests.transfer.made import assert_same, lazy_ties_work, save, tensor_of
+from tests.transfer.made import assert_same, save, tensor_of
 
-needs_ties = pytest.mark.skipif(not lazy_ties_work(), reason="the save path does not tie lazy arrays yet")
 
 
 def test_a_checkpoint_tells_what_it_was_imported_from(store, tmp_path):
@@ -103,7 +102,6 @@ def test_views_keep_only_what_they_show(store, tmp_path):
     assert made.nbytes == sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
-@needs_ties
 def test_tied_tensors_stay_tied_through_each_format_that_can_say_so(store, tmp_path):
     w = torch.randn(30, 10)
     given = save(store, {"model": {"wte": w, "lm_head": w, "x": torch.ones(1)}})
@@ -118,7 +116,6 @@ def test_tied_tensors_stay_tied_through_each_format_that_can_say_so(store, tmp_p
         assert_same(loaded, {"wte": w, "lm_head": w, "x": torch.ones(1)})
 
 
-@needs_ties
 def test_ties_that_others_wrote_are_taken_up(store, tmp_path):
     module = torch.nn.ModuleDict(
         {"a": torch.nn.Linear(4, 4, bias=False), "b": torch.nn.Linear(4, 4, bias=False)}
