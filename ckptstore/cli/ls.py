@@ -104,7 +104,7 @@ def _one(store: Store, ref: str) -> CheckpointRow:
     else:
         found = store.checkpoint(ref)
     key = store.run(found.run).key
-    return next(row for row in store.catalog.ask(lambda m: m.checkpoints(key)) if row.checkpoint == found.id)
+    return store.catalog.ask(lambda m: m.checkpoints(key, checkpoint=found.id))[0]
 
 
 # --- runs ----------------------------------------------------------------------------------------------

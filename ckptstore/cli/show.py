@@ -30,13 +30,11 @@ class Facts:
 
     def __init__(self, store: Store, ref: str) -> None:
         found = store.checkpoint(ref)
-        store.catalog.refresh()  # pins of other processes, too
+        store.catalog.refresh_pins()
         key = store.run(found.run).key
         self.now = store.tier.environment.now()
         self.checkpoint: Checkpoint = found
-        self.row: CheckpointRow = next(
-            row for row in store.catalog.ask(lambda m: m.checkpoints(key)) if row.checkpoint == found.id
-        )
+        self.row: CheckpointRow = store.catalog.ask(lambda m: m.checkpoints(key, checkpoint=found.id))[0]
         self.session: EpochDoc | None = next(
             (doc for doc in store.catalog.ask(lambda m: m.sessions(key)) if doc.number == found.epoch), None
         )

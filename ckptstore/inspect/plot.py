@@ -114,18 +114,19 @@ def _metric(axis: Any, rows: list[CheckpointRow], metric: str, color: str) -> No
     good = [point[:2] for point in points if math.isfinite(point[1])]
     axis.set_title(_plain(metric), loc="left", fontsize=9, pad=4)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.7)
-    if good:
-        step, value = min(good, key=lambda point: point[1])
+    # Which end is the better one only the user knows: both are marked.
+    for choose, away in ((min, -12), (max, 6)) if len(good) > 1 else ():
+        step, value = choose(good, key=lambda point: point[1])
         axis.annotate(
-            f"min {value:.4g}",
+            f"{choose.__name__} {value:.4g}",
             (step, value),
             textcoords="offset points",
-            xytext=(0, -12),
+            xytext=(0, away),
             ha="center",
             fontsize=7.5,
             bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
         )
-        axis.margins(y=0.2)
+    axis.margins(y=0.25)
 
 
 def _kept(axis: Any, rows: list[CheckpointRow]) -> None:

@@ -126,6 +126,7 @@ def checkpoints(
     restorable: bool | None,
     newest_first: bool,
     limit: int | None,
+    checkpoint: str | None = None,
 ) -> list[CheckpointRow]:
     """Checkpoints by run name and then from oldest to newest as the run's order stands now."""
     down = " DESC" if newest_first else ""
@@ -134,6 +135,9 @@ def checkpoints(
     if run_key is not None:
         where.append("runs.run_key = ?")
         values.append(run_key)
+    if checkpoint is not None:
+        where.append("c.checkpoint = ?")
+        values.append(checkpoint)
     if restorable is not None:
         where.append("c.restorable = ?")
         values.append(int(restorable))

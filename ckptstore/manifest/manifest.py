@@ -332,9 +332,15 @@ class Manifest(Database):
         restorable: bool | None = None,
         newest_first: bool = False,
         limit: int | None = None,
+        checkpoint: str | None = None,
     ) -> list[CheckpointRow]:
-        """Checkpoints of one run or all, by run and then in the order that stands now (after rewinds)."""
-        return self.read(lambda c: answers.checkpoints(c, run_key, restorable, newest_first, limit))
+        """Checkpoints of one run or all, by run and then in the order that stands now (after rewinds).
+
+        With `checkpoint`, only the one of that id, if it is there.
+        """
+        return self.read(
+            lambda c: answers.checkpoints(c, run_key, restorable, newest_first, limit, checkpoint)
+        )
 
     def checkpoint_by_prefix(self, prefix: str) -> list[tuple[str, str]]:
         """(run key, checkpoint id) for every id that begins with `prefix`."""

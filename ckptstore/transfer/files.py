@@ -125,7 +125,9 @@ def check_destination(path: Path, *, overwrite: bool) -> int | None:
 
 
 def _exists(path: Path) -> ConflictError:
-    return ConflictError(f"{path} exists already", hint="choose another name, or pass overwrite=True")
+    return ConflictError(
+        f"{path} exists already", hint="choose another name, or pass overwrite=True (--overwrite)"
+    )
 
 
 def sync_directory(path: Path) -> None:

@@ -124,7 +124,7 @@ class ShardedTarget:
         if self._old and not overwrite:
             raise ConflictError(
                 f"{directory} holds {self._old[0].name} already",
-                hint="choose another directory, or pass overwrite=True",
+                hint="choose another directory, or pass overwrite=True (--overwrite)",
             )
         self._made = not directory.exists()
         if self._made:

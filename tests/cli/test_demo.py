@@ -253,6 +253,7 @@ def test_the_program_is_found_among_the_installed_files_too(tmp_path, monkeypatc
     installed.parent.mkdir(parents=True)
     installed.write_text("")
     monkeypatch.setattr(program.ckptstore, "__file__", str(tmp_path / "lib" / "ckptstore" / "__init__.py"))
+    monkeypatch.setattr(program.importlib.metadata, "files", lambda name: [])
     with pytest.raises(CkptstoreError, match="not part of this installation"):
         program.find_program()
 

@@ -242,10 +242,8 @@ def test_c211_no_field_of_32_bits_bounds_a_tensor(tmp_path):
     """The archive has 64-bit sizes from the first byte on, so that nothing depends on the size."""
     from ckptstore.transfer.zips import ZipWriter
 
-    with (tmp_path / "x.zip").open("w+b") as file:
-        archive = ZipWriter(file, align=64)
+    with (tmp_path / "x.zip").open("w+b") as file, ZipWriter(file, align=64) as archive:
         archive.add("x", [b"abc"])
-        archive.close()
     head = (tmp_path / "x.zip").read_bytes()[:64]
     assert struct.unpack("<II", head[18:26]) == (0xFFFFFFFF, 0xFFFFFFFF)
     assert b"\x01\x00\x10\x00" + struct.pack("<QQ", 3, 3) in head

@@ -17,7 +17,6 @@ from ckptstore.transfer import export, import_, source
 from tests.transfer.made import assert_same, save, tensor_of
 
 
-
 def test_a_checkpoint_tells_what_it_was_imported_from(store, tmp_path):
     path = tmp_path / "x.safetensors"
     safetensors.torch.save_file({"w": torch.ones(3)}, path, {"format": "pt", "author": "me"})
