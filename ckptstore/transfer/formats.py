@@ -36,7 +36,7 @@ def format_of(path: Path, given: str | None) -> str:
     if found is None:
         raise UsageError(
             f"{path.name!r} does not tell its format",
-            hint=f"give format= (--format; {', '.join(FORMATS)}), or a name that ends in {', '.join(_SUFFIXES)}",
+            hint=f"give format= (--format; {', '.join(FORMATS)}), or a name ending in {', '.join(_SUFFIXES)}",
         )
     return found
 
