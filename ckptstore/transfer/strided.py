@@ -70,7 +70,7 @@ def _gather(read: ReadRange, target: npt.NDArray[np.generic], first: int, stride
     itemsize = target.dtype.itemsize
     reach = [(size - 1) * stride for size, stride in zip(target.shape, strides, strict=True)]
     count = 1 + sum(reach)
-    if count * itemsize <= SPAN_BYTES or target.size == 1:
+    if count * itemsize <= SPAN_BYTES or count == 1:
         data = np.frombuffer(read(first * itemsize, (first + count) * itemsize), target.dtype)
         steps = tuple(stride * itemsize for stride in strides)
         target[...] = np.lib.stride_tricks.as_strided(data, target.shape, steps)

@@ -47,6 +47,13 @@ def test_any_part_of_any_view(view, itemsize, span_bytes):
     assert longest <= max(span_bytes, itemsize)
 
 
+def test_one_element_seen_many_times_is_read_even_if_it_is_longer_than_a_span(monkeypatch):
+    monkeypatch.setattr(strided, "SPAN_BYTES", 8)
+    data = memoryview(bytes(range(16)))
+    found = strided.read_strided(lambda a, b: data[a:b], 16, (1, 3), (0, 0), 0, (0, 48))
+    assert bytes(found) == bytes(range(16)) * 3
+
+
 def test_a_transposed_matrix_larger_than_a_span_is_read_in_parts(monkeypatch):
     monkeypatch.setattr(strided, "SPAN_BYTES", 1000)
     matrix = np.arange(100 * 70, dtype=np.int32).reshape(100, 70)
