@@ -33,6 +33,7 @@ log = logging.getLogger("ckptstore")
 
 Resume = Literal["auto", "must", "never"]
 
+_MAX_UNANSWERED = 4
 _RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
@@ -114,6 +115,7 @@ class RunResume(RunNotes):
                 hint="`ckptstore ls` shows why; `verify` and `invalidate --undo` bring good ones back",
             )
         half_filled: int | None = None
+        unanswered = 0
         for entry in candidates:
             checkpoint = self._checkpoint(entry)
             try:
@@ -128,25 +130,26 @@ class RunResume(RunNotes):
                     allow_pickle=allow_pickle,
                 )
             except CkptstoreError as error:
-                cause = error.__cause__ if isinstance(error, PartlyRestoredError) else error
-                if half_filled is not None and not isinstance(error, PartlyRestoredError):
-                    raise PartlyRestoredError(
-                        f"step {half_filled} of run {self.name!r} was restored half-way, and step "
-                        f"{entry.step} "
-                        f"cannot take its place: {error.message}; the state is a mixture and must not be "
-                        "trained on",
-                        hint="build the state anew, then restore",
-                    ) from error
-                if not fallback or not isinstance(cause, (DamageError, NotFoundError, BackendError)):
+                is_partly = isinstance(error, PartlyRestoredError)
+                cause = error.__cause__ if is_partly else error
+                unanswered = unanswered + 1 if isinstance(cause, BackendError) else 0
+                may_go_on = (
+                    fallback
+                    and isinstance(cause, (DamageError, NotFoundError, BackendError))
+                    and entry is not candidates[-1]
+                    # Not one bad block of a disk: the storage itself is away, for older ones too.
+                    and unanswered < _MAX_UNANSWERED
+                    # An older one may lack names that were filled already: that would be a mixture.
+                    and (strict or not is_partly)
+                )
+                if not may_go_on:
+                    if half_filled is not None and not is_partly:
+                        raise self._is_a_mixture(half_filled, entry.step, error) from error
                     raise
-                if isinstance(error, PartlyRestoredError):
-                    half_filled = entry.step
-                    if not strict:
-                        raise  # an older one may lack names that were filled already: a mixture
+                assert isinstance(cause, CkptstoreError)
+                half_filled = entry.step if is_partly else half_filled
                 log.error("step %d of run %r cannot be restored: %s", entry.step, self.name, cause.message)
                 passed_over.append(f"step {entry.step}: {cause.message}")
-                if entry is candidates[-1]:
-                    raise
                 continue
             self._resume_from(checkpoint)
             self.restored = dataclasses.replace(report, passed_over=tuple(passed_over))
@@ -154,6 +157,13 @@ class RunResume(RunNotes):
                 log.warning("run %r: restored step %d; passed over %s", self.name, entry.step, line)
             return entry.step
         raise AssertionError("the last candidate returns or raises")
+
+    def _is_a_mixture(self, half_filled: int, step: int, error: CkptstoreError) -> PartlyRestoredError:
+        return PartlyRestoredError(
+            f"step {half_filled} of run {self.name!r} was restored half-way, and step {step} cannot take its "
+            f"place: {error.message}; the state is a mixture and must not be trained on",
+            hint="build the state anew, then restore",
+        )
 
     def _resume_from(self, checkpoint: Checkpoint) -> None:
         """From here the run goes on, when it is saved next."""

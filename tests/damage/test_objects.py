@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import (
     BackendError,
     ChunkDamagedError,
@@ -191,3 +192,48 @@ def test_fallback_takes_the_older_one_when_the_disk_cannot_read_the_newer(direct
             assert store.run(TRAIN).restore(state, fallback=True) == 2
             return
         pytest.fail("it gave up")
+
+
+def test_a_fallback_passes_over_several_spoiled_ones_even_after_a_half_filled_one(directory):
+    with open_quiet(directory) as store:
+        run = store.run(TRAIN)
+        state = make_state(9)
+        wanted = state["model"]["hot"][0].copy()
+        oldest = run.save(10, state).result()
+        for step in (11, 12):
+            fresh = make_state(20 + step)
+            run.save(step, fresh).result()
+            for path in own_files(store, directory, step)["chunk"]:
+                flip(path, 0)
+        target = blank_like(make_state(0))
+        assert store.run(TRAIN).restore(target, fallback=True) == oldest.step
+        assert (target["model"]["hot"][0] == wanted).all()
+
+
+def test_a_fallback_does_not_try_every_old_checkpoint_of_a_storage_that_is_away(directory, monkeypatch):
+    import errno
+    import os
+
+    import ckptstore_local._sys as calls
+
+    tried = []
+
+    original = calls.preadv
+
+    def preadv(fd, buffers, offset):
+        if f"{os.sep}chunks{os.sep}" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(fd, buffers, offset)
+
+    with open_quiet(directory) as store:
+        run = store.run(TRAIN)
+        for step in range(10, 20):
+            run.save(step, make_state(step)).result()
+        restore = Checkpoint.restore
+        monkeypatch.setattr(
+            Checkpoint, "restore", lambda self, *a, **k: tried.append(self.step) or restore(self, *a, **k)
+        )
+        monkeypatch.setattr(calls, "preadv", preadv)
+        with pytest.raises((BackendError, PartlyRestoredError)):
+            store.run(TRAIN).restore(blank_like(make_state(0)), fallback=True)
+    assert 1 <= len(tried) <= 4
