@@ -207,7 +207,9 @@ class _Matcher:
 
     def _unlike_dates(self, value: Any, index: int) -> str | None:
         """Dates and times are stored as numbers of a unit: another unit would be another time."""
-        detail = self._contents.details.get(index)
+        # Only numpy arrays have such units; for all else the tree need not be decoded for them once more.
+        is_numpy = self._layout.tensors[index].kind == "numpy"
+        detail = self._contents.details.get(index) if is_numpy else None
         here = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else None
         there = np.dtype(detail).newbyteorder("=") if detail is not None and detail[1:2] in "mM" else None
         is_date = here is not None and here.kind in "mM"
