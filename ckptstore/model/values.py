@@ -69,6 +69,10 @@ def flatten(value: Any, leaf_of: LeafOf, path: StatePath = ()) -> Any:
         return value if -(2**63) <= value < 2**64 else _big_int(value)
     if kind is dict:
         return _flatten_dict(value, leaf_of, path)
+    if (kind is list or kind is tuple) and value and getattr(value[0], "is_shard_of_tensor", False):
+        found = leaf_of(value, path)
+        if isinstance(found, Leaf):
+            return found
     if kind is list:
         return [flatten(item, leaf_of, (*path, i)) for i, item in enumerate(value)]
     if kind is tuple:

@@ -88,6 +88,8 @@ def commit(
     assembly: Assembly,
     tables: TableWriter,
     phases: Phases,
+    *,
+    world_size: int = 1,
 ) -> Saved:
     """Writes the tables and then, after everything is durable, the record.
 
@@ -119,7 +121,7 @@ def commit(
         origin=request.origin,
         parents=request.parents,
         created_at=environment.now(),
-        world_size=1,
+        world_size=world_size,
         host=environment.host,
         writer=f"ckptstore {__version__}",
         chunk_bytes=layout.chunk_bytes,

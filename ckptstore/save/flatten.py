@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ckptstore import arrays
+from ckptstore import arrays, shards
 from ckptstore.errors import UnsupportedValueError, UsageError
 from ckptstore.model import values
-from ckptstore.model.boxes import Box
+from ckptstore.model.boxes import Box, Shape
 from ckptstore.model.dtypes import BY_NAME
 from ckptstore.model.layout import Layout, Tensor, assign_names, printable
 from ckptstore.model.plain import MAX_TREE_BYTES, Leaf, StatePath, class_path_of, show_path
@@ -27,15 +27,17 @@ class FlatState:
 
     Attributes:
         layout: its tensors, sorted by name.
-        sources: the live object of each tensor, in layout order.
+        sources: the live arrays of each tensor, one per box, in layout order.
         tree: the packed tree.
         components: the state's top-level keys, those without a tensor too.
+        may_differ: names of tensors whose bytes may differ between ranks by design (buffers).
     """
 
     layout: Layout
-    sources: tuple[Any, ...]
+    sources: tuple[tuple[Any, ...], ...]
     tree: bytes
     components: tuple[str, ...]
+    may_differ: tuple[str, ...] = ()
 
 
 def flatten_state(state: Mapping[Any, Any], chunk_bytes: int, *, allow_pickle: bool = False) -> FlatState:
@@ -68,6 +70,12 @@ class _Collector:
         self._open: set[int] = set()
 
     def leaf_of(self, value: Any, path: StatePath) -> Any:
+        held = shards.held_of(value, path)
+        if held is not None:
+            info = arrays.describe(held.array, path)
+            tie = None if info.tie is None else (*info.tie, held.shape)
+            info = dataclasses.replace(info, shape=held.shape, tie=tie)
+            return self._add(Leaf(path, held, info.kind, info.detail), info)
         if isinstance(value, np.ndarray) or arrays.is_torch_tensor(value):
             composite = arrays.composite_of(value, path)
             if composite is not None:
@@ -122,7 +130,7 @@ class _Collector:
         ties: dict[tuple[Any, ...], int] = {}
         order = sorted(range(len(names)), key=names.__getitem__)
         tensors: list[Tensor] = []
-        sources: list[Any] = []
+        sources: list[tuple[Any, ...]] = []
         aliases: list[tuple[str, int]] = []
         for i in order:
             leaf, info, name = self._leaves[i], self._infos[i], names[i]
@@ -134,10 +142,11 @@ class _Collector:
             leaf.index = len(tensors)
             if info.tie is not None:
                 ties[info.tie] = leaf.index
-            box = (Box.whole(info.shape),) if 0 not in info.shape else ()
+            parts = _parts(leaf.value, info.shape)
+            boxes = tuple(box for box, _ in parts)
             component = printable(str(leaf.path[0]))
-            tensors.append(Tensor(name, component, info.dtype, info.shape, info.kind, box))
-            sources.append(leaf.value)
+            tensors.append(Tensor(name, component, info.dtype, info.shape, info.kind, boxes))
+            sources.append(tuple(array for _, array in parts))
         layout = Layout(tuple(tensors), tuple(aliases), chunk_bytes)
         tree = values.pack(plain)
         if len(tree) > MAX_TREE_BYTES:
@@ -147,6 +156,13 @@ class _Collector:
                 hint="store large lists of numbers as arrays",
             )
         return FlatState(layout, tuple(sources), tree, components)
+
+
+def _parts(value: Any, shape: Shape) -> tuple[shards.Part, ...]:
+    """The boxes of a tensor that are here, in order, each with its array."""
+    if isinstance(value, shards.Held):
+        return tuple(sorted(value.parts, key=lambda part: part[0].offsets))
+    return ((Box.whole(shape), value),) if 0 not in shape else ()
 
 
 def _has_state_dict(value: Any) -> bool:

@@ -115,9 +115,9 @@ def _attempt(
         try:
             surviving = intent.surviving()
             alive = [base for pin, base in pins.items() if pin in surviving]
-            yield attempt, ReuseIndex(alive, tier.backend, _Reporter(tier).report)
+            yield attempt, ReuseIndex(alive, tier.backend, Reporter(tier).report)
         except BaseException as error:
-            _fence(tier, session, attempt, error)
+            fence(tier, session, attempt, error)
             if not isinstance(error, CkptstoreError) or isinstance(
                 error, (SessionSupersededError, SaveFailedError)
             ):
@@ -128,7 +128,7 @@ def _attempt(
             ) from error
 
 
-def _fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> None:
+def fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> None:
     """VOID at the commit key, so that this attempt never commits and gc may clear what it left.
 
     Failing to write it is not a second failure: gc will fence the attempt when it has been silent.
@@ -142,7 +142,7 @@ def _fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> 
         log.warning("attempt %s could not be fenced: %s", attempt, second)
 
 
-class _Reporter:
+class Reporter:
     """Marks a checkpoint damaged when an object that it names is not there; once each."""
 
     def __init__(self, tier: Tier) -> None:

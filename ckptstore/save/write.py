@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import blake3
 import numpy as np
+import numpy.typing as npt
 
 from ckptstore import arrays
 from ckptstore.backend import Backend
@@ -17,6 +18,8 @@ from ckptstore.model.layout import Layout
 from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
 from ckptstore.pool import Budget, Pool
 from ckptstore.save.reuse import ReuseIndex, Stored
+
+Bools = npt.NDArray[np.bool_]
 
 _HASH_BATCH_BYTES = 4 << 20
 _TINY_BYTES = 64 << 10
@@ -63,11 +66,11 @@ class Piece:
 
 
 class Writer:
-    """Writes one attempt's chunks.
+    """Writes the chunks that one rank of one attempt has to write.
 
-    After :meth:`write`, every chunk of the layout has a digest and a location, and every object named
-    there was put (not yet synced) or was found reusable. After an error, objects of this attempt may be
-    left behind: they are garbage that nothing names.
+    After :meth:`write`, every chunk of a row in `duty` has a digest and a location, and every object named
+    there was put (not yet synced) or was found reusable; rows in `compare` have a digest. After an error,
+    objects of this attempt may be left behind: they are garbage that nothing names.
     """
 
     def __init__(
@@ -83,23 +86,40 @@ class Writer:
         count = len(layout.chunks)
         self.digests: list[Digest] = [Digest(b"")] * count
         self._stored: list[Stored | None] = [None] * count
+        self._duty = np.ones(count, bool)
+        self._compare = np.zeros(count, bool)
         self._placed: dict[Digest, Stored] = {}
         self._lock = threading.Lock()
         self._fetching = Budget(_FETCH_BYTES)
 
-    def write(self, sources: Iterable[object]) -> None:
-        """Hashes everything; puts what cannot be reused.
+    def share(self, duty: Bools, compare: Bools) -> None:
+        """Leaves rows to other holders.
 
         Args:
-            sources: the array or LazyArray of each tensor, in layout order.
+            duty: bool, (chunks,): what this rank writes; everything unless told otherwise.
+            compare: bool, (chunks,): of the rest, what it only hashes, to be compared with what is written.
+        """
+        self._duty, self._compare = duty, compare & ~duty
+
+    def write(self, sources: Iterable[Sequence[object]]) -> None:
+        """Hashes what it must; puts what cannot be reused.
+
+        Args:
+            sources: the arrays (or LazyArrays) of each tensor, one per box, in layout order.
         """
         small: list[Piece] = []
         large: list[Piece] = []
+        compare: list[Piece] = []
         for piece in self._pieces(sources):
-            (small if piece.nbytes < self._limits.pack_below_bytes else large).append(piece)
+            if self._compare[piece.row]:
+                compare.append(piece)
+            else:
+                (small if piece.nbytes < self._limits.pack_below_bytes else large).append(piece)
         # Below some tens of KiB a second thread costs more in handing over the GIL than it hashes.
         tiny = [piece for piece in small if piece.nbytes < _TINY_BYTES]
         for batch in _batches([piece for piece in small if piece.nbytes >= _TINY_BYTES], _HASH_BATCH_BYTES):
+            self._pool.submit(self._hash_batch, batch)
+        for batch in _batches(compare, _HASH_BATCH_BYTES):
             self._pool.submit(self._hash_batch, batch)
         self._hash_batch(tiny)
         self._pool.drain()
@@ -109,19 +129,31 @@ class Writer:
             self._pool.submit(self._put_large, piece)
         self._pool.drain()
 
-    def _pieces(self, sources: Iterable[object]) -> Iterator[Piece]:
-        """Every chunk, in table order; each tensor's bytes are looked at once."""
-        first = self._layout.chunks.first.tolist()
+    def _pieces(self, sources: Iterable[Sequence[object]]) -> Iterator[Piece]:
+        """The chunks that are this rank's to hash, in table order; each array is looked at once."""
         sizes = self._layout.chunks.nbytes.tolist()
-        for i, (tensor, source) in enumerate(zip(self._layout.tensors, sources, strict=True)):
-            lazy = source if isinstance(source, arrays.LazyArray) else None
-            view = None if lazy is not None else arrays.bytes_of(source)
-            start = 0
-            for row in range(first[i], first[i + 1]):
-                end = start + sizes[row]
-                part = None if view is None else view[start:end]
-                yield Piece(row, tensor.component, start, sizes[row], part, lazy)
-                start = end
+        wanted = self._duty | self._compare
+        row = 0
+        for tensor, arrays_of_tensor in zip(self._layout.tensors, sources, strict=True):
+            for box, source in zip(tensor.boxes, arrays_of_tensor, strict=True):
+                nbytes = box.numel * tensor.dtype.itemsize
+                end_row = row
+                end = 0
+                while end < nbytes:  # a box's chunks follow one another, in its memory as in the table
+                    end += sizes[end_row]
+                    end_row += 1
+                if not wanted[row:end_row].any():
+                    row = end_row
+                    continue
+                lazy = source if isinstance(source, arrays.LazyArray) else None
+                view = None if lazy is not None else arrays.bytes_of(source)
+                start = 0
+                while row < end_row:
+                    end = start + sizes[row]
+                    if wanted[row]:
+                        part = None if view is None else view[start:end]
+                        yield Piece(row, tensor.component, start, sizes[row], part, lazy)
+                    row, start = row + 1, end
 
     # --- large chunks, one object each --------------------------------------------------------
 
@@ -201,9 +233,10 @@ class Writer:
         return KeyList.of({stored.key: stored.object_bytes for stored in self._stored if stored is not None})
 
     def locations(self, keys: KeyList) -> Locations:
-        """The location table's rows."""
+        """The location table's rows; those of chunks left to others are zero."""
         row_of = {key: i for i, key in enumerate(keys.keys)}
-        rows = [(row_of[s.key], s.offset, s.length) for s in self._stored if s is not None]
+        nowhere = (0, 0, 0)
+        rows = [nowhere if s is None else (row_of[s.key], s.offset, s.length) for s in self._stored]
         table = np.array(rows, np.int64).reshape(len(rows), 3)
         return Locations(
             np.ascontiguousarray(table[:, 0]),

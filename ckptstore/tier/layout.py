@@ -31,6 +31,26 @@ def beat_key(attempt: str) -> str:
     return f"intents/{attempt}.beat"
 
 
+def part_prefix(attempt: str) -> str:
+    """All that the ranks of an attempt have said."""
+    return f"parts/{attempt}/"
+
+
+def start_key(attempt: str) -> str:
+    """What rank 0 announced: which pins hold."""
+    return f"parts/{attempt}/start{DOCUMENT}"
+
+
+def part_key(attempt: str, rank: int) -> str:
+    """What one rank wrote, or why it could not."""
+    return f"parts/{attempt}/{rank}{DOCUMENT}"
+
+
+def word_key(attempt: str, topic: str, rank: int) -> str:
+    """What one rank says to the others about a topic (a word of ``[a-z0-9-]``)."""
+    return f"parts/{attempt}/{topic}.{rank}{DOCUMENT}"
+
+
 def doom_prefix(run_key: str) -> str:
     """All dooms of a run."""
     return f"dooms/{run_key}/"

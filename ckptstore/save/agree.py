@@ -1,0 +1,103 @@
+"""Who writes what: replicated data is written once, spread evenly over those who hold it.
+
+Agreed at the first save of a session, from every rank's layout. What is not in the agreement (a tensor
+that appeared since) is written by every holder, and the commit keeps the lowest rank's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptstore.model.boxes import Box, cell_shape
+from ckptstore.model.layout import Layout
+from ckptstore.save.merge import pieces_of
+
+SMALL_BYTES = 64 << 10
+COMPARED_SHARE = 0.05
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Agreement:
+    """Which rank writes each piece of what several ranks hold.
+
+    Attributes:
+        writers: (tensor name, box) -> one rank per chunk of the box; boxes with one holder are not listed.
+    """
+
+    writers: dict[tuple[str, Box], list[int]]
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout]) -> Agreement:
+        """From the layouts of all ranks, in rank order; every rank computes the same.
+
+        Largest first, each chunk goes to the holder with the least to write: within 4/3 of the best
+        possible (Graham 1969, "Bounds on multiprocessing timing anomalies").
+        """
+        holders: dict[tuple[str, Box], list[int]] = {}
+        size_of: dict[tuple[str, Box], tuple[int, int]] = {}
+        load = [0] * len(layouts)
+        for rank, layout in enumerate(layouts):
+            for tensor in layout.tensors:
+                cell = cell_shape(tensor.shape, tensor.dtype.itemsize, layout.chunk_bytes)
+                for box in tensor.boxes:
+                    key = (tensor.name, box)
+                    holders.setdefault(key, []).append(rank)
+                    size_of[key] = (pieces_of(box, cell), box.numel * tensor.dtype.itemsize)
+        for key, ranks in holders.items():
+            if len(ranks) == 1:
+                load[ranks[0]] += size_of[key][1]
+        shared = [key for key, ranks in holders.items() if len(ranks) > 1]
+        writers: dict[tuple[str, Box], list[int]] = {}
+        for key in sorted(shared, key=lambda key: (-size_of[key][1], key[0], key[1].offsets)):
+            count, nbytes = size_of[key]
+            chosen = []
+            for _ in range(count):
+                rank = min(holders[key], key=lambda rank: (load[rank], rank))
+                load[rank] += nbytes // count
+                chosen.append(rank)
+            writers[key] = chosen
+        return cls(writers)
+
+    def duty(self, layout: Layout, rank: int) -> Bools:
+        """bool, (chunks,): what `rank` writes of its own layout."""
+        mine = np.ones(len(layout.chunks), bool)
+        row = 0
+        for tensor in layout.tensors:
+            cell = cell_shape(tensor.shape, tensor.dtype.itemsize, layout.chunk_bytes)
+            for box in tensor.boxes:
+                count = pieces_of(box, cell)
+                writers = self.writers.get((tensor.name, box))
+                if writers is not None and len(writers) == count:
+                    mine[row : row + count] = [writer == rank for writer in writers]
+                row += count
+        return mine
+
+
+def compared(layout: Layout, duty: Bools, counter: int, *, everything: bool = False) -> Bools:
+    """bool, (chunks,): replicas that this rank does not write but hashes, to be compared.
+
+    All under 64 KiB always; of the rest a share that moves on from save to save, at most 5 % of the bytes
+    that this rank writes, so that each comes up in time.
+    """
+    nbytes = layout.chunks.nbytes
+    left = ~duty
+    if everything:
+        return left
+    chosen = left & (nbytes < SMALL_BYTES)
+    large = np.flatnonzero(left & ~chosen)
+    if not len(large):
+        return chosen
+    budget = COMPARED_SHARE * float(nbytes[duty].sum())
+    start = counter % len(large)
+    for row in np.roll(large, -start):
+        budget -= float(nbytes[row])
+        if budget < 0:
+            break
+        chosen[row] = True
+    return chosen
