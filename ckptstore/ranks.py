@@ -36,7 +36,9 @@ class Ranks(abc.ABC):
 
     def __init__(self, rank: int, world_size: int) -> None:
         if world_size < 1 or not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} of world_size {world_size} is impossible", hint="0 <= rank < world_size")
+            raise UsageError(
+                f"rank {rank} of world_size {world_size} is impossible", hint="0 <= rank < world_size"
+            )
         self.rank = rank
         self.world_size = world_size
 
@@ -92,7 +94,7 @@ class TorchRanks(Ranks):
     """The ranks of torch.distributed, over a gloo group of their own."""
 
     def __init__(self, process_group: Any = None) -> None:
-        import torch.distributed as dist  # noqa: PLC0415 - only where it is in use already
+        import torch.distributed as dist
 
         self._dist = dist
         # NCCL would move these words through device memory, in the way of training.
@@ -224,7 +226,7 @@ class Backoff:
 def show_ranks(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 1, 2, 5`` or ``ranks 0, 1, 2 and 40 more``."""
     shown = ", ".join(str(rank) for rank in list(ranks)[:8])
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""  # noqa: PLR2004
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ckptstore import arrays, dtensors
 from ckptstore.errors import UnsupportedValueError
 from ckptstore.model.boxes import Box, Shape
-from ckptstore.model.values import StatePath, show_path
+from ckptstore.model.plain import StatePath, show_path
 
 Part = tuple[Box, Any]
 """A box in global indices, and the array of its shape that holds it."""
@@ -45,7 +45,7 @@ class LocalShard:
         self.global_shape: Shape = tuple(int(n) for n in global_shape)
         self.box = Box(tuple(int(n) for n in offsets), tuple(int(n) for n in array.shape))
         inside = len(self.global_shape) == len(self.box.offsets) == len(self.box.sizes) and all(
-            0 <= start and start + size <= whole
+            start >= 0 and start + size <= whole
             for start, size, whole in zip(self.box.offsets, self.box.sizes, self.global_shape, strict=True)
         )
         if not inside:
@@ -69,6 +69,17 @@ class PerRank:
 
     value: Any
     key: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class MayDiffer:
+    """A replicated tensor whose bytes may differ between its holders by design, as BatchNorm's statistics.
+
+    Attributes:
+        value: the tensor; of several ranks' the lowest rank's is kept.
+    """
+
+    value: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

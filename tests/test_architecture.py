@@ -17,7 +17,7 @@ PACKAGE = Path(ckptstore.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_version", "errors"),
     ("model",),
-    ("environment", "backend", "arrays", "pool"),
+    ("environment", "backend", "arrays", "dtensors", "shards", "ranks", "pool"),
     ("manifest",),
     ("tier",),
     ("load", "save"),

@@ -24,6 +24,19 @@ LOAD: Final = _Load()
 """In a tree of targets: "give me the saved subtree that belongs here, as new objects"."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LoadLike:
+    """In a tree of targets: "give me the saved tensor as a new one that is sharded and placed as this one".
+
+    Memory is made only when the checkpoint has the tensor and it was selected; the dtype is the saved one.
+
+    Attributes:
+        like: a torch tensor, DTensors included, whose (global) shape the saved tensor must have.
+    """
+
+    like: Any
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A stored tensor, without its bytes: what a saved tree shows in its place.

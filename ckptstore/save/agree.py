@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ckptstore.model.boxes import Box, cell_shape
+from ckptstore.model.boxes import Box, cell_shape, pieces_of
 from ckptstore.model.layout import Layout
-from ckptstore.save.merge import pieces_of
 
 SMALL_BYTES = 64 << 10
 COMPARED_SHARE = 0.05

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ckptstore.errors import SaveFailedError
-from ckptstore.model import values
-from ckptstore.model.boxes import Box, cell_shape
+from ckptstore.model import unpack, values
+from ckptstore.model.boxes import Box, cell_shape, pieces_of
 from ckptstore.model.ids import Digest
 from ckptstore.model.layout import Layout, Tensor
+from ckptstore.model.plain import Composite, Leaf, StatePath
 from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
 from ckptstore.model.targets import Opaque
-from ckptstore.model.values import Composite, Leaf, StatePath
 from ckptstore.ranks import show_ranks
 from ckptstore.save.commit import Assembly
 from ckptstore.save.parts import LEFT, WRITTEN, Part
@@ -35,43 +34,49 @@ class _Merged:
     boxes: dict[Box, list[tuple[Part, int]]]
 
 
-def merge(parts: list[Part], what: str, *, replicas: str = "strict") -> tuple[Assembly, list[str]]:
-    """One checkpoint out of the parts of all ranks, in rank order.
+class Merger:
+    """Makes one checkpoint out of the parts of all ranks, save after save of one session."""
 
-    Args:
-        what: names the save in errors.
-        replicas: "strict": replicated parameters that differ fail the save; "warn": the lowest rank's are
-            kept, with a note.
+    def merge(self, parts: list[Part], what: str, *, replicas: str = "strict") -> tuple[Assembly, list[str]]:
+        """One checkpoint out of the parts of all ranks, in rank order.
 
-    Returns:
-        The assembly, and notes on what differed by design.
+        Args:
+            what: names the save in errors.
+            replicas: "strict": replicated parameters that differ fail the save; "warn": the lowest rank's
+                are kept, with a note.
 
-    Raises:
-        SaveFailedError: ranks disagree, something is not covered or nobody wrote it; lists all problems.
-    """
-    problems: list[str] = []
-    merged = _collect(parts, problems)
-    names = sorted(merged)
-    tensors = [_finished(merged[name]) for name in names]
-    number = {name: i for i, name in enumerate(names)}
-    aliases = _aliases(parts, number)
-    layout = Layout(tuple(tensors), aliases, parts[0].layout.chunk_bytes)
-    problems += layout.check_coverage()
-    _raise(problems, what)
-    digests, stored, notes = _choose(layout, merged, problems, replicas)
-    _raise(problems, what)
-    keys = KeyList.of({key: size for key, size, _, _ in stored})
-    row_of = {key: i for i, key in enumerate(keys.keys)}
-    rows = np.array([(row_of[key], offset) for key, _, offset, _ in stored], np.int64).reshape(len(stored), 2)
-    lengths = layout.chunks.nbytes.astype(np.int64)
-    locations = Locations(
-        np.ascontiguousarray(rows[:, 0]),
-        np.ascontiguousarray(rows[:, 1]),
-        lengths,
-        np.full(len(stored), CODEC_RAW, np.uint8),
-    )
-    tree, tree_notes = merge_trees(parts, {**number, **dict(aliases)})
-    return Assembly(layout, tree, digests, locations, keys), notes + tree_notes
+        Returns:
+            The assembly, and notes on what differed by design.
+
+        Raises:
+            SaveFailedError: ranks disagree, something is not covered or nobody wrote it; lists all problems.
+        """
+        problems: list[str] = []
+        merged = _collect(parts, problems)
+        names = sorted(merged)
+        tensors = [_finished(merged[name]) for name in names]
+        number = {name: i for i, name in enumerate(names)}
+        aliases = _aliases(parts, number)
+        layout = Layout(tuple(tensors), aliases, parts[0].layout.chunk_bytes)
+        problems += layout.check_coverage()
+        _raise(problems, what)
+        digests, stored, notes = _choose(layout, merged, problems, replicas)
+        _raise(problems, what)
+        keys = KeyList.of({key: size for key, size, _, _ in stored})
+        row_of = {key: i for i, key in enumerate(keys.keys)}
+        rows = np.array([(row_of[key], offset) for key, _, offset, _ in stored], np.int64).reshape(
+            len(stored), 2
+        )
+        lengths = layout.chunks.nbytes.astype(np.int64)
+        locations = Locations(
+            np.ascontiguousarray(rows[:, 0]),
+            np.ascontiguousarray(rows[:, 1]),
+            lengths,
+            np.full(len(stored), CODEC_RAW, np.uint8),
+        )
+        tree, tree_notes = merge_trees(parts, {**number, **dict(aliases)})
+        components = tuple(dict.fromkeys(name for part in parts for name in part.components))
+        return Assembly(layout, tree, digests, locations, keys, components), notes + tree_notes
 
 
 def _raise(problems: list[str], what: str) -> None:
@@ -103,14 +108,6 @@ def _collect(parts: Iterable[Part], problems: list[str]) -> dict[str, _Merged]:
                 entry.boxes.setdefault(box, []).append((part, row))
                 row += pieces_of(box, cell)
     return merged
-
-
-def pieces_of(box: Box, cell: tuple[int, ...]) -> int:
-    """Into how many chunks the grid cuts a box."""
-    return math.prod(
-        (offset + size - 1) // step - offset // step + 1
-        for offset, size, step in zip(box.offsets, box.sizes, cell, strict=True)
-    )
 
 
 def _finished(entry: _Merged) -> Tensor:
@@ -202,7 +199,7 @@ def merge_trees(parts: list[Part], number: Mapping[str, int]) -> tuple[bytes, li
         def ref(index: int, kind: str, detail: str | None, names: tuple[str, ...] = names) -> _Ref:
             return _Ref(names[index], kind, detail)
 
-        trees.append(values.decode(part.tree, ref, f"the tree of rank {part.rank}"))
+        trees.append(unpack.decode(part.tree, ref, f"the tree of rank {part.rank}"))
     notes: list[str] = []
     whole = trees[0]
     for tree in trees[1:]:
@@ -227,6 +224,8 @@ def _joined(first: Any, other: Any, path: StatePath, notes: list[str]) -> Any:
     if isinstance(first, Composite) and isinstance(other, Composite) and first.kind == "per_rank":
         return Composite(first.kind, first.head, {**other.parts, **first.parts})
     if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
-        first[:] = [_joined(a, b, (*path, i), notes) for i, (a, b) in enumerate(zip(first, other, strict=True))]
+        first[:] = [
+            _joined(a, b, (*path, i), notes) for i, (a, b) in enumerate(zip(first, other, strict=True))
+        ]
         return first
     return first

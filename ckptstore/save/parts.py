@@ -47,6 +47,7 @@ class Part:
         digests: one per chunk; empty where LEFT.
         objects, offsets: int64, (chunks,): where WRITTEN chunks are, in `keys`.
         tree: the packed tree; of rank 0 it counts, of the others it is compared.
+        components: top-level keys of its state.
         may_differ: names whose bytes may differ between holders by design (buffers).
     """
 
@@ -61,6 +62,7 @@ class Part:
     offsets: npt.NDArray[np.int64]
     keys: KeyList
     tree: bytes
+    components: tuple[str, ...] = ()
     may_differ: tuple[str, ...] = ()
 
     @classmethod
@@ -68,7 +70,17 @@ class Part:
         """The part of a rank that could not."""
         none = np.zeros(0, np.int64)
         return cls(
-            rank, step, counter, error, Layout((), (), 1), none.astype(np.uint8), [], none, none, KeyList((), none), b""
+            rank,
+            step,
+            counter,
+            error,
+            Layout((), (), 1),
+            none.astype(np.uint8),
+            [],
+            none,
+            none,
+            KeyList((), none),
+            b"",
         )
 
 
@@ -83,7 +95,7 @@ def decode_start(data: bytes, what: str) -> Start:
     fields = Fields(unseal(data, "start", what=what)[1], what)
     pins: list[tuple[str, str]] = []
     for pin in fields.get("pins", list):
-        if not (isinstance(pin, list) and len(pin) == 2 and all(isinstance(item, str) for item in pin)):  # noqa: PLR2004
+        if not (isinstance(pin, list) and len(pin) == 2 and all(isinstance(item, str) for item in pin)):
             raise DocumentError(f"{what}: a pin is malformed")
         pins.append((pin[0], pin[1]))
     return Start(fields.attempt("attempt"), fields.get("step", int), fields.get("counter", int), tuple(pins))
@@ -109,6 +121,7 @@ def encode_part(part: Part) -> bytes:
         "rows": rows,
         "keys": part.keys.encode(),
         "tree": part.tree,
+        "components": list(part.components),
         "may_differ": list(part.may_differ),
     }
     return seal("part", body)
@@ -123,7 +136,9 @@ def decode_part(data: bytes, what: str) -> Part:
     raw = table["digest"].tobytes()
     keys = KeyList.decode(fields.get("keys", bytes))
     objects = table["object"].astype(np.int64)
-    if {table[name].size for name in ("state", "object", "offset")} != {count} or len(raw) != count * DIGEST_BYTES:
+    if {table[name].size for name in ("state", "object", "offset")} != {count} or len(
+        raw
+    ) != count * DIGEST_BYTES:
         raise DocumentError(f"{what}: its rows do not fit its layout")
     if objects.size and int(objects.max()) >= max(len(keys.keys), 1):
         raise DocumentError(f"{what}: an object that is not in its key list")
@@ -139,5 +154,6 @@ def decode_part(data: bytes, what: str) -> Part:
         offsets=table["offset"].astype(np.int64),
         keys=keys,
         tree=fields.get("tree", bytes),
+        components=fields.strings("components"),
         may_differ=fields.strings("may_differ"),
     )

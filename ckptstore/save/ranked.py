@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,16 +20,15 @@ from ckptstore.errors import (
     SaveFailedError,
     SessionSupersededError,
 )
-from ckptstore.model.ids import Attempt, Digest
+from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitEnd, CommitRecord
-from ckptstore.model.tables import KeyList, Locations
 from ckptstore.pool import Pool, default_threads
 from ckptstore.ranks import Backoff, show_ranks
 from ckptstore.save.agree import Agreement, compared
 from ckptstore.save.commit import Saved, SaveRequest, commit
 from ckptstore.save.flatten import FlatState
-from ckptstore.save.merge import merge
+from ckptstore.save.merge import Merger
 from ckptstore.save.parts import (
     COMPARED,
     LEFT,
@@ -99,7 +98,7 @@ def lead(
             phases.end("write")
             parts = _all_parts(tier, session, attempt, mine, plan)
             phases.end("parts")
-            assembly, notes = merge(
+            assembly, notes = Merger().merge(
                 parts, f"save of run {session.epoch.run!r} step {request.step}", replicas=plan.replicas
             )
             for line in notes:
@@ -186,6 +185,7 @@ def _write(tier: Tier, flat: FlatState, attempt: Attempt, index: ReuseIndex, pla
         offsets=locations.offset,
         keys=keys,
         tree=flat.tree,
+        components=flat.components,
         may_differ=flat.may_differ,
     )
 
@@ -292,9 +292,7 @@ def _why(tier: Tier, attempt: Attempt) -> str:
     return "; ".join(sorted(reasons))
 
 
-def _end(
-    tier: Tier, session: Session, request: SaveRequest, attempt: Attempt, error: BaseException
-) -> None:
+def _end(tier: Tier, session: Session, request: SaveRequest, attempt: Attempt, error: BaseException) -> None:
     """Fences the attempt; raises SaveFailedError for an error that does not say yet what failed."""
     fence(tier, session, str(attempt), error)
     if not isinstance(error, CkptstoreError) or isinstance(error, (SessionSupersededError, SaveFailedError)):
