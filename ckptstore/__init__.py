@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckptstore.model.targets import LOAD, Opaque, TensorSpec
     from ckptstore.pending import PendingSave
     from ckptstore.run import Run
+    from ckptstore.shards import LocalShard, PerRank
     from ckptstore.store import Store, init, open
     from ckptstore.torch import TrainState
 
@@ -27,8 +28,10 @@ __all__ = [
     "LOAD",
     "Checkpoint",
     "CkptstoreError",
+    "LocalShard",
     "Opaque",
     "PendingSave",
+    "PerRank",
     "RestoreReport",
     "Run",
     "Store",
@@ -43,8 +46,10 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "CkptstoreError": "errors",
     "LOAD": "model.targets",
+    "LocalShard": "shards",
     "Opaque": "model.targets",
     "PendingSave": "pending",
+    "PerRank": "shards",
     "RestoreReport": "checkpoint",
     "Run": "run",
     "Store": "store",

@@ -276,6 +276,25 @@ def unwritable(value: Any) -> str | None:
     return "elements of the tensor here share memory (expanded); clone it first" if overlaps else None
 
 
+def empty_like(like: Any, dtype: DType) -> Any:
+    """A new torch tensor of another dtype: on the device, with the strides, mesh and placements of `like`.
+
+    Raises:
+        UnsupportedValueError: this torch does not know the dtype.
+    """
+    return _torch().empty_like(like.detach(), dtype=_torch_dtype(dtype))
+
+
+def _torch_dtype(dtype: DType) -> Any:
+    torch = _torch()
+    found = getattr(torch, dtype.name, None)
+    if found is None:
+        raise UnsupportedValueError(
+            f"this torch {torch.__version__} has no dtype {dtype.name}", hint="upgrade torch"
+        )
+    return found
+
+
 def raw_dtype(itemsize: int) -> np.dtype[Any]:
     """The integer dtype that stands for any element of this size."""
     return _RAW[itemsize]
@@ -294,11 +313,7 @@ def from_raw(raw: npt.NDArray[Any], kind: str, dtype: DType, shape: Shape, detai
     torch = _torch()
     if torch is None:
         import torch
-    found = getattr(torch, dtype.name, None)
-    if found is None:
-        raise UnsupportedValueError(
-            f"this torch {torch.__version__} has no dtype {dtype.name}", hint="upgrade torch"
-        )
+    found = _torch_dtype(dtype)
     if not len(raw):
         return torch.empty(shape, dtype=found)
     return torch.from_numpy(raw.view(_RAW[dtype.itemsize])).reshape(shape).view(found)

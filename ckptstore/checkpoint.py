@@ -19,6 +19,7 @@ from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitRecord, ComponentSummary
 from ckptstore.model.targets import LOAD, SavedTree
+from ckptstore.ranks import place_in_torch, tell_place
 from ckptstore.tier import commits
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.intents import Intent
@@ -40,7 +41,8 @@ class RestoreReport:
         unexpected: names that the checkpoint has and the state did not take.
         notes: what else a person should know (random states of absent devices, ...).
         passed_over: newer checkpoints that were not taken, with the reason of each.
-        bytes_read, seconds: how much it read, and how long it took.
+        bytes_read, seconds: how much this rank read, and how long it took.
+        saved_world_size, world_size: how many ranks saved it, and how many restored it.
     """
 
     run: str
@@ -52,6 +54,23 @@ class RestoreReport:
     passed_over: tuple[str, ...] = ()
     bytes_read: int = 0
     seconds: float = 0.0
+    saved_world_size: int = 1
+    world_size: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FillOptions:
+    """How a state is to be filled.
+
+    Attributes:
+        place: (rank, world size) of this process: which :class:`~ckptstore.PerRank` values are its own.
+    """
+
+    selection: Selection
+    strict: bool = True
+    allow_pickle: bool = False
+    skip_samples: int = 0
+    place: tuple[int, int] = (0, 1)
 
 
 class Checkpoint:
@@ -72,6 +91,11 @@ class Checkpoint:
     def id(self) -> str:
         """The checkpoint id: the same in every tier."""
         return self._entry.checkpoint
+
+    @property
+    def entry(self) -> Entry:
+        """Its place in the run's history, and its facts."""
+        return self._entry
 
     @property
     def step(self) -> int:
@@ -249,22 +273,28 @@ class Checkpoint:
             StateMismatchError: lists every difference; `state` is as it was.
             PartlyRestoredError: reading failed after tensors had been written to.
         """
-        started = self.tier.environment.monotonic()
-        selection = Selection.of(only, exclude, rename, cast)
+        options = FillOptions(
+            Selection.of(only, exclude, rename, cast),
+            strict=strict,
+            allow_pickle=allow_pickle,
+            skip_samples=skip_samples,
+            place=place_in_torch(),
+        )
         with self.reading():
-            if callable(getattr(state, "restore_targets", None)):
-                filled, notes = self._restore_training(
-                    state, selection, strict=strict, allow_pickle=allow_pickle, skip_samples=skip_samples
-                )
-            else:
-                if not isinstance(state, dict):
-                    raise UsageError(f"state must be a dict or a TrainState, not {type(state).__name__}")
-                if skip_samples:
-                    raise UsageError("skip_samples needs a TrainState with a loader")
-                filled = restore(
-                    self.tier, self.contents, state, selection, strict=strict, allow_pickle=allow_pickle
-                )
-                notes = []
+            return self.fill(state, options)
+
+    def fill(self, state: Any, options: FillOptions) -> RestoreReport:
+        """As :meth:`restore`, without a read intent: for callers that hold one for all ranks."""
+        started = self.tier.environment.monotonic()
+        tell_place(state, options.place)
+        if callable(getattr(state, "restore_targets", None)):
+            filled, notes = self._fill_training(state, options)
+        else:
+            if not isinstance(state, dict):
+                raise UsageError(f"state must be a dict or a TrainState, not {type(state).__name__}")
+            if options.skip_samples:
+                raise UsageError("skip_samples needs a TrainState with a loader")
+            filled, notes = self._restored(state, options), []
         return RestoreReport(
             run=self.run,
             step=self.step,
@@ -274,25 +304,31 @@ class Checkpoint:
             notes=tuple(notes),
             bytes_read=filled.fetched.bytes_read,
             seconds=self.tier.environment.monotonic() - started,
+            saved_world_size=self.record.world_size,
+            world_size=options.place[1],
         )
 
-    def _restore_training(
-        self, state: Any, selection: Selection, *, strict: bool, allow_pickle: bool, skip_samples: int
-    ) -> tuple[Filled, list[str]]:
-        targets = state.restore_targets(self.saved, skip_samples=skip_samples)
-        filled = restore(
+    def _fill_training(self, state: Any, options: FillOptions) -> tuple[Filled, list[str]]:
+        targets = state.restore_targets(self.saved, skip_samples=options.skip_samples)
+        filled = self._restored(targets, options, extend=False)
+        tree = {key: part for key, part in filled.tree.items() if part is not LOAD}
+        if not options.selection.is_all and any(part is LOAD for part in filled.tree.values()):
+            log.info("restored only %s", ", ".join(sorted(map(str, tree))))
+        return filled, state.install(tree, skip_samples=options.skip_samples)
+
+    def _restored(self, target: dict[Any, Any], options: FillOptions, *, extend: bool = True) -> Filled:
+        rank, world_size = options.place
+        return restore(
             self.tier,
             self.contents,
-            targets,
-            selection,
-            strict=strict,
-            extend=False,
-            allow_pickle=allow_pickle,
+            target,
+            options.selection,
+            strict=options.strict,
+            extend=extend,
+            allow_pickle=options.allow_pickle,
+            rank=rank,
+            world_size=world_size,
         )
-        tree = {key: part for key, part in filled.tree.items() if part is not LOAD}
-        if not selection.is_all and any(part is LOAD for part in filled.tree.values()):
-            log.info("restored only %s", ", ".join(sorted(map(str, tree))))
-        return filled, state.install(tree, skip_samples=skip_samples)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

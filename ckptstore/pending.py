@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ckptstore.errors import DeadlineError, UsageError
-from ckptstore.save.commit import Saved
+from ckptstore.model.record import CommitRecord
 
 if TYPE_CHECKING:
     from ckptstore.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ class PendingSave:
         self.run = run
         self.step = step
         self._done = threading.Event()
-        self._saved: Saved | None = None
+        self._record: CommitRecord | None = None
         self._checkpoint: Checkpoint | None = None
         self._error: BaseException | None = None
         self._was_raised = False
@@ -47,12 +47,12 @@ class PendingSave:
     @property
     def new_bytes(self) -> int:
         """Tensor bytes that this save wrote; 0 until committed."""
-        return self._saved.record.new_bytes if self._saved else 0
+        return self._record.new_bytes if self._record else 0
 
     @property
     def reused_bytes(self) -> int:
         """Tensor bytes that it did not write: stored before, or equal to others of it; 0 until committed."""
-        return self._saved.record.reused_bytes if self._saved else 0
+        return self._record.reused_bytes if self._record else 0
 
     def wait(self, level: str = "committed", timeout: float | None = None) -> Checkpoint:
         """Waits until the save has reached a level.
@@ -91,9 +91,9 @@ class PendingSave:
         """Failed, and nobody has been told yet."""
         return self._error is not None and not self._was_raised
 
-    def finish(self, saved: Saved, checkpoint: Checkpoint) -> None:
+    def finish(self, record: CommitRecord, checkpoint: Checkpoint) -> None:
         """The saver's word that it is committed."""
-        self._saved, self._checkpoint = saved, checkpoint
+        self._record, self._checkpoint = record, checkpoint
         self._done.set()
 
     def fail(self, error: BaseException) -> None:

@@ -1,19 +1,20 @@
 """The ranks of one training, and the few words that they exchange.
 
-A rank says something by writing it once; the others wait for it with a deadline that names who is
-missing. With torch.distributed the words go over a gloo subgroup (never device memory); without it,
-through small objects in the tier. Nothing here is a barrier for training: a save exchanges words in its
-background only, but for the one agreement on who writes what.
+Only what training waits for anyway is said here: which checkpoint is restored, and whether all could.
+With torch.distributed the words go over a gloo group (never device memory); without it, through small
+objects in the tier. A save exchanges no words but start, parts and outcome (:mod:`ckptstore.save.ranked`).
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
+import datetime
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from ckptstore.environment import Environment
 from ckptstore.errors import DeadlineError, UsageError
@@ -26,19 +27,63 @@ _RESTART_KEYS = (
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankOptions:
+    """What a caller says about the ranks that train a run together; see :meth:`ckptstore.Store.run`.
+
+    Raises:
+        UsageError: the options contradict each other.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    session_key: str | None = None
+    process_group: Any = None
+    replicas: Literal["strict", "warn"] = "strict"
+    check_replicas: Literal["sample", "all"] = "sample"
+    deadline_seconds: float = DEADLINE_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.replicas not in ("strict", "warn"):
+            raise UsageError(f"replicas must be 'strict' or 'warn', not {self.replicas!r}")
+        if self.check_replicas not in ("sample", "all"):
+            raise UsageError(f"check_replicas must be 'sample' or 'all', not {self.check_replicas!r}")
+        if not self.deadline_seconds > 0:
+            raise UsageError(f"deadline_seconds must be positive, not {self.deadline_seconds!r}")
+        if (self.rank is None) != (self.world_size is None):
+            raise UsageError("rank= and world_size= go together", hint="give both, or neither")
+        if self.rank is not None and self.process_group is not None:
+            raise UsageError("give rank= and world_size=, or process_group=, not both")
+        if self.rank is not None and self.world_size is not None:
+            check_place(self.rank, self.world_size)
+
+    @property
+    def in_torch(self) -> bool:
+        """Whether torch.distributed says who the ranks are."""
+        return self.rank is None and (self.process_group is not None or in_torch_distributed())
+
+
+def check_place(rank: int, world_size: int) -> None:
+    """That there can be such a rank; raises UsageError."""
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise UsageError(
+            f"rank {rank} of world_size {world_size} is impossible", hint="0 <= rank < world_size"
+        )
+
+
 class Ranks(abc.ABC):
     """This process's place among the processes that train together.
 
     Attributes:
         rank: 0 leads: it opens sessions, decides what is restored, and commits.
         world_size: how many there are.
+        key: the same on all ranks of this start and never used before.
     """
 
+    key: str
+
     def __init__(self, rank: int, world_size: int) -> None:
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise UsageError(
-                f"rank {rank} of world_size {world_size} is impossible", hint="0 <= rank < world_size"
-            )
+        check_place(rank, world_size)
         self.rank = rank
         self.world_size = world_size
 
@@ -53,7 +98,7 @@ class Ranks(abc.ABC):
 
         Args:
             topic: names the occasion; every rank uses the same topics in the same order.
-            say: called on rank 0 only. If it raises, the others' call raises, too.
+            say: called on rank 0 only; it must not raise.
 
         Raises:
             DeadlineError: rank 0 said nothing in time.
@@ -71,6 +116,8 @@ class Ranks(abc.ABC):
 class Solo(Ranks):
     """One process alone."""
 
+    key = ""
+
     def __init__(self) -> None:
         super().__init__(0, 1)
 
@@ -83,44 +130,51 @@ class Solo(Ranks):
         return [mine]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Failed(Exception):
-    """Rank 0 could not say what the others wait for."""
-
-    message: str
-
-
 class TorchRanks(Ranks):
-    """The ranks of torch.distributed, over a gloo group of their own."""
+    """The ranks of torch.distributed; making one is a collective call."""
 
-    def __init__(self, process_group: Any = None) -> None:
+    def __init__(self, process_group: Any, environment: Environment, deadline_seconds: float) -> None:
         import torch.distributed as dist
 
         self._dist = dist
-        # NCCL would move these words through device memory, in the way of training.
-        self._group = process_group if process_group is not None else dist.new_group(backend="gloo")
+        self._seconds = deadline_seconds
+        self._timeout = datetime.timedelta(seconds=deadline_seconds)
+        # NCCL would move these words through device memory, in the way of training: a group of our own.
+        members = None if process_group is None else dist.get_process_group_ranks(process_group)
+        self._group = dist.new_group(
+            members, timeout=self._timeout, backend="gloo", use_local_synchronization=members is not None
+        )
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
+        self.key = self.broadcast("key", lambda: environment.new_ulid().encode()).decode()
 
     def broadcast(self, topic: str, say: Callable[[], bytes]) -> bytes:
         """Rank 0's word by one broadcast."""
-        box: list[Any] = [None]
-        error: BaseException | None = None
-        if self.leads:
-            try:
-                box = [(topic, say())]
-            except BaseException as caught:  # noqa: BLE001 - the others must not wait for ever
-                error, box = caught, [(topic, _Failed(str(caught)))]
-        source = self._dist.get_global_rank(self._group, 0)
-        self._dist.broadcast_object_list(box, src=source, group=self._group)
-        if error is not None:
-            raise error
+        box: list[Any] = [(topic, say())] if self.leads else [None]
+        with self._exchange(topic):
+            source = self._dist.get_global_rank(self._group, 0)
+            self._dist.broadcast_object_list(box, src=source, group=self._group)
         return self._same_topic(topic, box[0])
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
         """All words by one all-gather."""
         boxes: list[Any] = [None] * self.world_size
-        self._dist.all_gather_object(boxes, (topic, mine), group=self._group)
+        with self._exchange(topic):
+            self._dist.all_gather_object(boxes, (topic, mine), group=self._group)
         return [self._same_topic(topic, box) for box in boxes]
+
+    @contextlib.contextmanager
+    def _exchange(self, topic: str) -> Iterator[None]:
+        try:
+            # It names the ranks that do not come; the exchange itself would only say that it timed out.
+            self._dist.monitored_barrier(self._group, self._timeout, wait_all_ranks=True)
+            yield
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise DeadlineError(
+                f"not all ranks came to {topic!r} in {self._seconds:g} s: {reason}",
+                hint="every rank must make the same calls of save and restore, in the same order; for a run "
+                "that only this process uses: store.run(name, rank=0, world_size=1)",
+            ) from error
 
     @staticmethod
     def _same_topic(topic: str, box: tuple[str, Any]) -> bytes:
@@ -130,8 +184,6 @@ class TorchRanks(Ranks):
                 f"the ranks are not at the same call: one is at {topic!r}, another at {found!r}",
                 hint="every rank must make the same calls of save and restore, in the same order",
             )
-        if isinstance(word, _Failed):
-            raise DeadlineError(f"rank 0 failed at {topic!r}: {word.message}")
         assert isinstance(word, bytes)
         return word
 
@@ -147,6 +199,10 @@ class Words(abc.ABC):
     def get(self, topic: str, rank: int) -> bytes | None:
         """A word, or None when it is not there yet."""
 
+    @abc.abstractmethod
+    def drop(self, topic: str, ranks: int) -> None:
+        """Removes all words about a topic; failing is harmless."""
+
 
 class KeyedRanks(Ranks):
     """Ranks that know each other by a key that is the same on all and new at each start."""
@@ -155,41 +211,44 @@ class KeyedRanks(Ranks):
         self,
         rank: int,
         world_size: int,
+        key: str,
         words: Words,
         environment: Environment,
-        deadline_seconds: float = DEADLINE_SECONDS,
+        deadline_seconds: float,
     ) -> None:
         super().__init__(rank, world_size)
+        self.key = key
         self._words = words
         self._environment = environment
-        self._deadline_seconds = deadline_seconds
+        self._seconds = deadline_seconds
+        self._topics: list[str] = []
 
     def broadcast(self, topic: str, say: Callable[[], bytes]) -> bytes:
         """Rank 0 leaves its word; the others look for it with growing patience."""
         if self.leads:
-            try:
-                word = say()
-            except BaseException as error:
-                self._words.put(topic, 0, b"!" + str(error).encode()[:2000])
-                raise
-            self._words.put(topic, 0, b"=" + word)
+            word = say()
+            self._words.put(topic, 0, word)
+            self._tidy(topic)
             return word
-        return self._opened(topic, self._wait(topic, [0])[0])
+        return self._wait(topic, [0])[0]
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
         """Each leaves its word and looks for all."""
-        self._words.put(topic, self.rank, b"=" + mine)
-        return [self._opened(topic, word) for word in self._wait(topic, range(self.world_size))]
+        self._words.put(topic, self.rank, mine)
+        found = self._wait(topic, range(self.world_size))
+        if self.leads:
+            self._tidy(topic)
+        return found
 
-    @staticmethod
-    def _opened(topic: str, word: bytes) -> bytes:
-        if word[:1] == b"!":
-            raise DeadlineError(f"rank 0 failed at {topic!r}: {word[1:].decode(errors='replace')}")
-        return word[1:]
+    def _tidy(self, topic: str) -> None:
+        # Whoever is at this topic has read those before the last one.
+        self._topics.append(topic)
+        while len(self._topics) > 2:
+            self._words.drop(self._topics.pop(0), self.world_size)
 
     def _wait(self, topic: str, ranks: Sequence[int]) -> list[bytes]:
         found: dict[int, bytes] = {}
-        wait = Backoff(self._environment, self._deadline_seconds)
+        wait = Backoff(self._environment, self._seconds)
         while True:
             for rank in ranks:
                 if rank not in found and (word := self._words.get(topic, rank)) is not None:
@@ -199,8 +258,9 @@ class KeyedRanks(Ranks):
                 return [found[rank] for rank in ranks]
             if not wait.pause():
                 raise DeadlineError(
-                    f"{show_ranks(missing)} said nothing about {topic!r} in {self._deadline_seconds:g} s",
-                    hint="look at the logs of these ranks; every rank must make the same calls",
+                    f"{show_ranks(missing)} said nothing about {topic!r} in {self._seconds:g} s",
+                    hint="look at their logs; every rank must make the same calls, with the same "
+                    "session_key, and see the same store",
                 )
 
 
@@ -242,6 +302,20 @@ def in_torch_distributed() -> bool:
     """Whether this process is a rank of torch.distributed; torch is not imported to find out."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and bool(dist.is_available()) and bool(dist.is_initialized())
+
+
+def place_in_torch() -> tuple[int, int]:
+    """(rank, world size) as torch.distributed says; (0, 1) where it is not in use."""
+    if not in_torch_distributed():
+        return 0, 1
+    dist = sys.modules["torch.distributed"]
+    return int(dist.get_rank()), int(dist.get_world_size())
+
+
+def tell_place(state: Any, place: tuple[int, int]) -> None:
+    """Tells a state that wants to know (a TrainState) which of how many ranks it is on."""
+    if callable(getattr(state, "set_place", None)):
+        state.set_place(*place)
 
 
 def need_session_key(given: str | None, world_size: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
@@ -11,18 +12,29 @@ from typing import TYPE_CHECKING, Any
 from ckptstore import refs
 from ckptstore.arguments import check_metadata, check_metrics
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import CkptstoreError, ConflictError, SessionSupersededError, UsageError
+from ckptstore.errors import (
+    CkptstoreError,
+    ConflictError,
+    DeadlineError,
+    SaveFailedError,
+    SessionSupersededError,
+    UnsupportedValueError,
+    UsageError,
+)
 from ckptstore.model import history
 from ckptstore.model.ids import check_step
-from ckptstore.model.record import EpochDoc
+from ckptstore.model.record import CommitRecord, EpochDoc
 from ckptstore.pending import PendingSave
+from ckptstore.ranks import Backoff, RankOptions, Ranks, tell_place
 from ckptstore.run_resume import RunResume
 from ckptstore.save.commit import Saved, SaveRequest
 from ckptstore.save.flatten import FlatState, flatten_state
+from ckptstore.save.ranked import RankedSaver
 from ckptstore.save.saver import fork, save
 from ckptstore.save.session import Session
 from ckptstore.tier import runs
 from ckptstore.tier.contents import Contents
+from ckptstore.tier.words import TierWords
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -32,6 +44,19 @@ log = logging.getLogger("ckptstore")
 ORIGINS = ("save", "import", "average")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Given:
+    """What a caller gave to :meth:`Run.save`."""
+
+    step: int
+    state: Any
+    metrics: Mapping[str, int | float] | None
+    metadata: Mapping[str, Any] | None
+    tags: tuple[str, ...]
+    allow_pickle: bool
+    origin: str
+
+
 class Run(RunResume):
     """One training in a store; made by ``store.run(name)``, which touches nothing.
 
@@ -39,9 +64,12 @@ class Run(RunResume):
     restoring never disturb a training that goes on elsewhere.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
-        super().__init__(store, name)
+    def __init__(self, store: Store, name: str, options: RankOptions | None = None) -> None:
+        super().__init__(store, name, options)
         self._session: Session | None = None
+        self._saver: RankedSaver | None = None
+        self._opened = 0
+        self._opened_by: Ranks | None = None
         self._session_lost = False
         self._pending: PendingSave | None = None
 
@@ -59,7 +87,7 @@ class Run(RunResume):
         allow_pickle: bool = False,
         origin: str = "save",
     ) -> PendingSave:
-        """Saves `state` as a checkpoint at `step`.
+        """Saves `state` as a checkpoint at `step`; every rank of the run calls it, and gets the same outcome.
 
         Args:
             step: an int. Saving a step again makes a second checkpoint of that step, the later of both.
@@ -88,15 +116,22 @@ class Run(RunResume):
         number = check_step(step)
         if origin not in ORIGINS:
             raise UsageError(f"origin must be one of {', '.join(ORIGINS)}, not {origin!r}")
-        request, flat = self._prepare(number, state, metrics, metadata, tags, allow_pickle)
-        request = dataclasses.replace(request, origin=origin)
+        given = _Given(number, state, metrics, metadata, tuple(tags), allow_pickle, origin)
+        ranks = self._ranks
+        prepared = self._prepare(given, ranks) if ranks.world_size == 1 else None
         pending = PendingSave(self.name, number)
         self._pending = pending
         try:
             session = self._current_session()
             base = [session.base] if session.base is not None else []
-            others = [checkpoint.contents for checkpoint in bases]
-            saved = save(self._tier, session, request, flat, [*base, *others])
+            others = [checkpoint.contents for checkpoint in bases] if ranks.leads else []
+            if prepared is not None:
+                saved: Saved | CommitRecord = save(self._tier, session, *prepared, [*base, *others])
+            else:
+                saved = self._save_together(session, given, ranks, [*base, *others])
+        except (UnsupportedValueError, UsageError):
+            self._pending = None
+            raise
         except BaseException as error:  # noqa: BLE001 - it is the pending save's to tell
             self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)
             pending.fail(error)
@@ -107,39 +142,55 @@ class Run(RunResume):
         pending.blocked_seconds = self._tier.environment.monotonic() - started
         return pending
 
-    def _prepare(
-        self,
-        step: int,
-        state: Any,
-        metrics: Mapping[str, int | float] | None,
-        metadata: Mapping[str, Any] | None,
-        tags: Iterable[str],
-        allow_pickle: bool,
-    ) -> tuple[SaveRequest, FlatState]:
+    def _prepare(self, given: _Given, ranks: Ranks) -> tuple[SaveRequest, FlatState]:
         """Everything that can be refused is refused here, before anything is written."""
         not_captured: tuple[str, ...] = ()
+        state = given.state
+        tell_place(state, (ranks.rank, ranks.world_size))
         if callable(getattr(state, "capture_state", None)):
-            state, not_captured = state.capture_state(step)
-        flat = flatten_state(state, self._tier.marker.chunk_bytes, allow_pickle=allow_pickle)
-        plain = dict(metadata or {})
+            state, not_captured = state.capture_state(given.step)
+        flat = flatten_state(
+            state,
+            self._tier.marker.chunk_bytes,
+            allow_pickle=given.allow_pickle,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+        plain = dict(given.metadata or {})
         check_metadata(plain)
         request = SaveRequest(
-            step=step,
-            metrics=check_metrics(metrics or {}),
+            step=given.step,
+            metrics=check_metrics(given.metrics or {}),
             metadata=plain,
-            tags=tuple(sorted({refs.check_tag(tag) for tag in tags})),
+            tags=tuple(sorted({refs.check_tag(tag) for tag in given.tags})),
             parents=(self._resume_point.id,) if self._resume_point is not None else (),
+            origin=given.origin,
             not_captured=not_captured,
         )
         return request, flat
 
-    def _finish(self, pending: PendingSave, session: Session, saved: Saved) -> None:
-        self._store.catalog.put_saved(self.key, session.epoch, saved)
-        record = saved.record
+    def _save_together(
+        self, session: Session, given: _Given, ranks: Ranks, bases: list[Contents]
+    ) -> Saved | CommitRecord:
+        """This rank's share of a save by many; what it cannot save fails the save of all."""
+        if self._saver is None or self._saver.session is not session:
+            self._saver = RankedSaver(self._tier, session, ranks, self._options)
+        attempt = session.next_attempt(given.step)
+        try:
+            request, flat = self._prepare(given, ranks)
+        except BaseException as error:
+            self._saver.cannot(attempt, error)
+            raise
+        return self._saver.save(attempt, request, flat, bases)
+
+    def _finish(self, pending: PendingSave, session: Session, saved: Saved | CommitRecord) -> None:
+        if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
+            self._store.catalog.put_saved(self.key, session.epoch, saved)
+        record = saved.record if isinstance(saved, Saved) else saved
         facts = history.derive(record.attempt, record.metrics, record.tags, (), doomed=False)
         checkpoint = self._checkpoint(history.entry_of(record, facts))
         self._resume_point = checkpoint
-        pending.finish(saved, checkpoint)
+        pending.finish(record, checkpoint)
 
     def _raise_untold(self) -> None:
         if self._pending is not None and self._pending.has_untold_error:
@@ -167,13 +218,17 @@ class Run(RunResume):
             NotFoundError: no such checkpoint.
             ConflictError: it cannot be restored.
         """
+        checkpoint = self._find_together("rewind", lambda: self._to_go_back_to(which))
+        self._open_session(checkpoint, rewound=True)
+        return checkpoint
+
+    def _to_go_back_to(self, which: int | str | Checkpoint) -> Checkpoint:
         checkpoint = self.find(which)
         if not checkpoint.restorable:
             raise ConflictError(
                 f"run {self.name!r} step {checkpoint.step} is {checkpoint.state} and cannot be gone back to",
                 hint="choose a restorable one; `ckptstore ls` shows them",
             )
-        self._open_session(checkpoint, rewound=True)
         return checkpoint
 
     def fork_from(self, source: Checkpoint) -> Checkpoint:
@@ -183,6 +238,15 @@ class Run(RunResume):
             ConflictError: this run has checkpoints already.
             SaveFailedError: the source is being deleted or is damaged.
         """
+        forked = self._find_together("fork", lambda: self._fork(source))
+        if self._ranks.world_size > 1:
+            # The session of the fork was rank 0's alone: all open the next one together.
+            if not self._ranks.leads:
+                self._count_session()
+            self._resume_point, self._session = forked, None
+        return forked
+
+    def _fork(self, source: Checkpoint) -> Checkpoint:
         if self._history()[0]:
             raise ConflictError(
                 f"run {self.name!r} has checkpoints already; a fork begins a new run",
@@ -225,17 +289,67 @@ class Run(RunResume):
         self, resumed_from: Checkpoint | None, *, rewound: bool, exclusive: bool = False
     ) -> Session:
         self._tier.check_marker()
-        epoch = runs.open_epoch(
-            self._tier,
-            self.name,
-            resumed_from=None if resumed_from is None else resumed_from.id,
-            rewound=rewound,
-            exclusive=exclusive,
-        )
+        ranks = self._ranks
+        number = self._count_session()
+        key = f"{ranks.key}/{number}" if ranks.world_size > 1 else ""
+        if ranks.leads:
+            epoch = self._open_epoch(resumed_from, key, rewound=rewound, exclusive=exclusive)
+        else:
+            epoch = self._opened_epoch(key)
         base: Contents | None = None if resumed_from is None else resumed_from.contents
         self._session = Session(self._tier, epoch, base)
         self._resume_point = resumed_from
         return self._session
+
+    def _count_session(self) -> int:
+        """How many sessions these ranks have opened: equal on all, so that each finds rank 0's."""
+        if self._opened_by is not self._ranks:
+            self._opened_by, self._opened = self._ranks, 0
+        self._opened += 1
+        return self._opened
+
+    def _open_epoch(
+        self, resumed_from: Checkpoint | None, key: str, *, rewound: bool, exclusive: bool
+    ) -> EpochDoc:
+        try:
+            return runs.open_epoch(
+                self._tier,
+                self.name,
+                resumed_from=None if resumed_from is None else resumed_from.id,
+                rewound=rewound,
+                session_key=key,
+                exclusive=exclusive,
+            )
+        except CkptstoreError as error:
+            if key:  # the others need not wait until the deadline
+                with contextlib.suppress(CkptstoreError):
+                    TierWords(self._tier, self.key, key).put("session", 0, error.message.encode()[:2000])
+            raise
+
+    def _opened_epoch(self, key: str) -> EpochDoc:
+        """The session that rank 0 has opened; the document is how the others learn of it."""
+        words = TierWords(self._tier, self.key, key)
+        seconds = self._options.deadline_seconds
+        backoff = Backoff(self._tier.environment, seconds)
+        failed: list[bytes] = []
+
+        def wait() -> bool:
+            word = words.get("session", 0)
+            failed.extend([word] if word is not None else [])
+            return word is None and backoff.pause()
+
+        epoch = runs.wait_for_epoch(self._tier, self.name, key, wait)
+        if epoch is not None:
+            return epoch
+        if failed:
+            raise SaveFailedError(
+                f"rank 0 could not open a session of run {self.name!r}: {failed[0].decode(errors='replace')}"
+            )
+        raise DeadlineError(
+            f"run {self.name!r}: rank 0 opened no session in {seconds:g} s",
+            hint=f"every rank must make the same calls and see the same store: does rank 0 write to "
+            f"{self._tier.url}, too, and is that a disk that all hosts share?",
+        )
 
     # --- the end ------------------------------------------------------------------------------
 

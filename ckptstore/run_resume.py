@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptstore.checkpoint import Checkpoint, RestoreReport
+from ckptstore.checkpoint import Checkpoint, FillOptions, RestoreReport
 from ckptstore.errors import (
     BackendError,
     CkptstoreError,
@@ -18,12 +20,13 @@ from ckptstore.errors import (
     PartlyRestoredError,
     UsageError,
 )
-from ckptstore.load.select import Globs, Rename
+from ckptstore.load.select import Globs, Rename, Selection
 from ckptstore.model import history
 from ckptstore.model.history import Entry
 from ckptstore.model.ids import check_step
 from ckptstore.model.record import EpochDoc
-from ckptstore.run_notes import RunNotes
+from ckptstore.ranks import RankOptions
+from ckptstore.run_ranks import RunRanks, describe_error, pack_entry, unpack_entry
 from ckptstore.run_view import states
 
 if TYPE_CHECKING:
@@ -45,15 +48,15 @@ def restart_variable(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-class RunResume(RunNotes):
+class RunResume(RunRanks):
     """Restoring from a run; has no side effects on it.
 
     Attributes:
         restored: the report of the last :meth:`restore`, None before and when nothing was restored.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
-        super().__init__(store, name)
+    def __init__(self, store: Store, name: str, options: RankOptions | None = None) -> None:
+        super().__init__(store, name, options)
         self.restored: RestoreReport | None = None
         self._resume_point: Checkpoint | None = None
 
@@ -98,65 +101,72 @@ class RunResume(RunNotes):
         self.restored = None
         if resume == "never":
             return None
-        entries, epochs = self._history()
-        if not entries and not self._store.catalog.unreadable.get(self.key):
-            self._check_may_be_new(resume)
-            return None
-        ordered = history.effective_order(entries, epochs)
-        if before_step is not None:
-            limit = check_step(before_step)
-            ordered = [entry for entry in ordered if entry.step < limit]
-        candidates = [entry for entry in reversed(ordered) if entry.facts.restorable]
-        passed_over = self._passed_over(ordered, epochs, candidates, fallback=fallback)
-        if not candidates:
-            limit_text = "" if before_step is None else f" before step {before_step}"
-            raise NothingRestorableError(
-                f"run {self.name!r} has checkpoints{limit_text}, but none can be restored: {states(ordered)}",
-                hint="`ckptstore ls` shows why; `verify` and `invalidate --undo` bring good ones back",
-            )
+        options = FillOptions(
+            Selection.of(only, exclude, rename, cast),
+            strict=strict,
+            allow_pickle=allow_pickle,
+            skip_samples=skip_samples,
+            place=(self._ranks.rank, self._ranks.world_size),
+        )
+        return self._restore_newest(state, options, _Choice(self, resume, before_step, fallback=fallback))
+
+    def _restore_newest(self, state: Any, options: FillOptions, choice: _Choice) -> int | None:
+        """Tries candidates, newest first, until one has been restored on all ranks."""
         half_filled: int | None = None
         unanswered = 0
-        for entry in candidates:
-            checkpoint = self._checkpoint(entry)
-            try:
-                report = checkpoint.restore(
-                    state,
-                    strict=strict,
-                    only=only,
-                    exclude=exclude,
-                    rename=rename,
-                    cast=cast,
-                    skip_samples=skip_samples,
-                    allow_pickle=allow_pickle,
-                )
-            except CkptstoreError as error:
-                is_partly = isinstance(error, PartlyRestoredError)
-                cause = error.__cause__ if is_partly else error
-                unanswered = unanswered + 1 if isinstance(cause, BackendError) else 0
-                may_go_on = (
-                    fallback
-                    and isinstance(cause, (DamageError, NotFoundError, BackendError))
-                    and entry is not candidates[-1]
-                    # Not one bad block of a disk: the storage itself is away, for older ones too.
-                    and unanswered < _MAX_UNANSWERED
-                    # An older one may lack names that were filled already: that would be a mixture.
-                    and (strict or not is_partly)
-                )
-                if not may_go_on:
-                    if half_filled is not None and not is_partly:
-                        raise self._is_a_mixture(half_filled, entry.step, error) from error
-                    raise
-                assert isinstance(cause, CkptstoreError)
-                half_filled = entry.step if is_partly else half_filled
-                log.error("step %d of run %r cannot be restored: %s", entry.step, self.name, cause.message)
-                passed_over.append(f"step {entry.step}: {cause.message}")
-                continue
-            self._resume_from(checkpoint)
-            self.restored = dataclasses.replace(report, passed_over=tuple(passed_over))
-            for line in passed_over:
-                log.warning("run %r: restored step %d; passed over %s", self.name, entry.step, line)
-            return entry.step
-        raise AssertionError("the last candidate returns or raises")
+        while True:
+            decision = self._decide("restore", choice.next)
+            if decision["entry"] is None:
+                return None
+            checkpoint = choice.checkpoint or self._checkpoint(unpack_entry(decision["entry"]))
+            outcome = _Outcome()
+            with contextlib.ExitStack() as stack:
+                if self._ranks.leads:
+                    outcome.attempt(functools.partial(stack.enter_context, checkpoint.reading()))
+                outcome.attempt(functools.partial(checkpoint.fill, state, options))
+                outcomes = self._gather("restored", outcome.described())
+            failed = {rank: said for rank, said in enumerate(outcomes) if said["error"] is not None}
+            if not failed:
+                return self._restored_from(checkpoint, outcome.report, decision["passed_over"])
+            # Where others could, their states hold this checkpoint and those of the failed ranks do not.
+            is_partly = len(failed) < len(outcomes) or any(said["partly"] for said in failed.values())
+            unanswered = unanswered + 1 if any(said["unanswered"] for said in failed.values()) else 0
+            may_go_on = (
+                choice.fallback
+                and all(said["may_fall_back"] for said in failed.values())
+                and not decision["is_last"]
+                # Not one bad block of a disk: the storage itself is away, for older ones too.
+                and unanswered < _MAX_UNANSWERED
+                # An older one may lack names that were filled already: that would be a mixture.
+                and (options.strict or not is_partly)
+            )
+            rank, first = next(iter(failed.items()))
+            if not may_go_on:
+                error = outcome.error or self._failed_elsewhere(checkpoint.step, rank, first)
+                if half_filled is not None and not is_partly and isinstance(error, CkptstoreError):
+                    raise self._is_a_mixture(half_filled, checkpoint.step, error) from error
+                raise error
+            half_filled = checkpoint.step if is_partly else half_filled
+            reason = first["reason"] if self._ranks.world_size == 1 else f"rank {rank}: {first['reason']}"
+            log.error("step %d of run %r cannot be restored: %s", checkpoint.step, self.name, reason)
+            choice.pass_over(f"step {checkpoint.step}: {reason}")
+
+    def _restored_from(
+        self, checkpoint: Checkpoint, report: RestoreReport | None, passed_over: list[str]
+    ) -> int:
+        assert report is not None
+        self._resume_from(checkpoint)
+        self.restored = dataclasses.replace(report, passed_over=tuple(passed_over))
+        for line in passed_over:
+            log.warning("run %r: restored step %d; passed over %s", self.name, checkpoint.step, line)
+        return checkpoint.step
+
+    def _failed_elsewhere(self, step: int, rank: int, said: dict[str, Any]) -> CkptstoreError:
+        return PartlyRestoredError(
+            f"step {step} of run {self.name!r} could not be restored on rank {rank}: {said['reason']}; "
+            "this rank's state holds it, and must not be trained on without the others",
+            hint=said["error"]["hint"] or "look at the log of that rank",
+        )
 
     def _is_a_mixture(self, half_filled: int, step: int, error: CkptstoreError) -> PartlyRestoredError:
         return PartlyRestoredError(
@@ -168,6 +178,32 @@ class RunResume(RunNotes):
     def _resume_from(self, checkpoint: Checkpoint) -> None:
         """From here the run goes on, when it is saved next."""
         self._resume_point = checkpoint
+
+    def candidates(
+        self, resume: Resume, before_step: int | None, *, fallback: bool
+    ) -> tuple[list[Entry], list[str]] | None:
+        """What may be restored, newest first, and what is newer and will not; None when nothing is there.
+
+        Raises:
+            NothingRestorableError, NotFoundError, DamageError: as :meth:`restore`.
+        """
+        entries, epochs = self._history()
+        if not entries and not self._store.catalog.unreadable.get(self.key):
+            self._check_may_be_new(resume)
+            return None
+        ordered = history.effective_order(entries, epochs)
+        if before_step is not None:
+            limit = check_step(before_step)
+            ordered = [entry for entry in ordered if entry.step < limit]
+        found = [entry for entry in reversed(ordered) if entry.facts.restorable]
+        passed_over = self._passed_over(ordered, epochs, found, fallback=fallback)
+        if not found:
+            limit_text = "" if before_step is None else f" before step {before_step}"
+            raise NothingRestorableError(
+                f"run {self.name!r} has checkpoints{limit_text}, but none can be restored: {states(ordered)}",
+                hint="`ckptstore ls` shows why; `verify` and `invalidate --undo` bring good ones back",
+            )
+        return found, passed_over
 
     def _check_may_be_new(self, resume: Resume) -> None:
         """That "there is nothing yet" is believable: after a restart an absent run is a mistake."""
@@ -194,3 +230,71 @@ class RunResume(RunNotes):
             raise self._newest_is_unreadable(*unreadable[0])
         lines += [f"step {attempt.step}: its record cannot be read" for attempt, _ in unreadable]
         return lines
+
+
+class _Choice:
+    """Rank 0's choice among the candidates; on other ranks it only holds what was asked for.
+
+    Attributes:
+        checkpoint: the one chosen last, on rank 0.
+    """
+
+    def __init__(self, run: RunResume, resume: Resume, before_step: int | None, *, fallback: bool) -> None:
+        self._run = run
+        self._resume: Resume = resume
+        self._before_step = before_step
+        self.fallback = fallback
+        self._left: list[Entry] | None = None
+        self._passed_over: list[str] = []
+        self.checkpoint: Checkpoint | None = None
+
+    def next(self) -> dict[str, Any]:
+        """The decision about the next candidate, as plain values."""
+        if self._left is None:
+            found = self._run.candidates(self._resume, self._before_step, fallback=self.fallback)
+            if found is None:
+                return {"entry": None}
+            self._left, self._passed_over = found
+        entry = self._left.pop(0)
+        self.checkpoint = self._run._checkpoint(entry)
+        return {
+            "entry": pack_entry(entry),
+            "is_last": not self._left,
+            "passed_over": list(self._passed_over),
+        }
+
+    def pass_over(self, line: str) -> None:
+        """The last one could not be restored."""
+        self._passed_over.append(line)
+
+
+class _Outcome:
+    """What became of a restore on this rank."""
+
+    def __init__(self) -> None:
+        self.report: RestoreReport | None = None
+        self.error: BaseException | None = None
+
+    def attempt(self, call: Callable[[], object]) -> None:
+        """Calls it, unless something has failed before; keeps what it returns, or its error."""
+        if self.error is not None:
+            return
+        try:
+            done = call()
+        except BaseException as error:  # noqa: BLE001 - raised when all ranks know of it
+            self.error = error
+        else:
+            self.report = done if isinstance(done, RestoreReport) else None
+
+    def described(self) -> dict[str, Any]:
+        """As plain values, for all ranks."""
+        error = self.error
+        cause = error.__cause__ if isinstance(error, PartlyRestoredError) else error
+        reason = cause.message if isinstance(cause, CkptstoreError) else f"{type(error).__name__}: {error}"
+        return {
+            "error": None if error is None else describe_error(error),
+            "reason": reason,
+            "partly": isinstance(error, PartlyRestoredError),
+            "may_fall_back": isinstance(cause, (DamageError, NotFoundError, BackendError)),
+            "unanswered": isinstance(cause, BackendError),
+        }

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from ckptstore import refs
 from ckptstore.backend import open_backend
@@ -17,6 +17,7 @@ from ckptstore.environment import Environment
 from ckptstore.errors import ConflictError, GuardError, NotFoundError, StoreNotFoundError, WrongStoreError
 from ckptstore.manifest import RunRow
 from ckptstore.model.ids import Attempt
+from ckptstore.ranks import DEADLINE_SECONDS, RankOptions
 from ckptstore.run import Run
 from ckptstore.run_resume import restart_variable
 from ckptstore.tier import layout
@@ -56,13 +57,41 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopen, (self._config,))
 
-    def run(self, name: str) -> Run:
+    def run(
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        session_key: str | None = None,
+        process_group: Any = None,
+        replicas: Literal["strict", "warn"] = "strict",
+        check_replicas: Literal["sample", "all"] = "sample",
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> Run:
         """The run of that name, new or old; touches nothing.
 
+        Under torch.distributed its ranks save and restore together, and every rank must make the same
+        calls. Without it, give `rank`, `world_size` and `session_key` for the same.
+
+        Args:
+            rank, world_size: this process's place; of torch.distributed unless given. ``0, 1`` makes it a
+                run of this process alone.
+            session_key: without torch.distributed: the same on all ranks and new at each start; filled in
+                from torchrun's and Slurm's job id and restart count.
+            process_group: the ranks that train this run, if not all of torch.distributed.
+            replicas: "strict": parameters that should be equal on several ranks and are not fail the save;
+                "warn": the lowest rank's are kept, with a note.
+            check_replicas: compare a rotating sample of replicas, or "all" of their bytes.
+            deadline_seconds: how long ranks wait for each other.
+
         Raises:
-            UsageError: the name cannot be used.
+            UsageError: the name cannot be used, or the options contradict each other.
         """
-        return Run(self, name)
+        options = RankOptions(
+            rank, world_size, session_key, process_group, replicas, check_replicas, deadline_seconds
+        )
+        return Run(self, name, options)
 
     def runs(self) -> list[RunRow]:
         """All runs by name, with totals."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import logging
 import pickle
@@ -18,6 +19,7 @@ from ckptstore.model.boxes import Box
 from ckptstore.model.layout import Tensor
 from ckptstore.model.plain import Composite
 from ckptstore.model.targets import Opaque
+from ckptstore.shards import MayDiffer, PerRank
 from ckptstore.tier.contents import Contents
 
 log = logging.getLogger("ckptstore")
@@ -42,7 +44,7 @@ class Builder:
         key = (index, kind, detail)
         if key not in self._made:
             tensor = self._contents.layout.tensors[index]
-            raw = self._allocate(index, tensor)
+            raw = self._allocate(index, tensor, Box.whole(tensor.shape))
             made: Any = (
                 arrays.from_raw(raw, kind, tensor.dtype, tensor.shape, detail)
                 if kind in ("torch", "numpy")
@@ -55,12 +57,18 @@ class Builder:
             self._made[key] = made
         return self._made[key]
 
-    def _allocate(self, index: int, tensor: Tensor) -> npt.NDArray[Any]:
-        raw = np.empty(tensor.nbytes, np.uint8)
-        if tensor.nbytes:
-            itemsize = tensor.dtype.itemsize
-            view = raw.view(arrays.raw_dtype(itemsize)).reshape(tensor.shape)
-            self.wants.append(Want(index, Box.whole(tensor.shape), view))
+    def box(self, index: int, box: Box, kind: str) -> Any:
+        """A new array, torch or numpy, of a box of a stored tensor, filled by the fetch."""
+        tensor = self._contents.layout.tensors[index]
+        if box == Box.whole(tensor.shape):
+            return self.tensor(index, kind, None)
+        return arrays.from_raw(self._allocate(index, tensor, box), kind, tensor.dtype, box.sizes, None)
+
+    def _allocate(self, index: int, tensor: Tensor, box: Box) -> npt.NDArray[Any]:
+        raw = np.empty(box.numel * tensor.dtype.itemsize, np.uint8)
+        if len(raw):
+            view = raw.view(arrays.raw_dtype(tensor.dtype.itemsize)).reshape(box.sizes)
+            self.wants.append(Want(index, box, view))
         return raw
 
     def finish(self, node: Any) -> Any:
@@ -72,6 +80,8 @@ class Builder:
             return self._composed(Composite(node.kind, node.head, parts))
         if isinstance(node, Opaque) and isinstance(node.payload, bytes):
             return self._unpickled(node)
+        if isinstance(node, (PerRank, MayDiffer)):
+            return dataclasses.replace(node, value=self.finish(node.value))
         return map_containers(node, self.finish)
 
     def _composed(self, composite: Composite) -> Any:

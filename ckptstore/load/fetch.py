@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 
 import blake3
@@ -15,6 +16,7 @@ from ckptstore.errors import (
     ObjectNotFoundError,
     ShortReadError,
 )
+from ckptstore.load.host import HostShare, Run, Sharing
 from ckptstore.load.plan import Piece, Read, Want, plan
 from ckptstore.pool import Pool, default_threads
 from ckptstore.tier.contents import Contents
@@ -31,11 +33,17 @@ class Fetched:
 
 
 class Fetcher:
-    """Reads boxes of one checkpoint from one tier."""
+    """Reads boxes of one checkpoint from one tier.
 
-    def __init__(self, tier: Tier, contents: Contents) -> None:
+    Args:
+        host: shares the first fetch with the other ranks of this host: each of them must fetch, even if
+            nothing. ``done.bytes_read`` counts what this rank read itself.
+    """
+
+    def __init__(self, tier: Tier, contents: Contents, host: HostShare | None = None) -> None:
         self._tier = tier
         self._contents = contents
+        self._host = host
         self._scratch = threading.local()
         self._lock = threading.Lock()
         self.done = Fetched()
@@ -46,37 +54,91 @@ class Fetcher:
         Raises:
             ChunkDamagedError: names run, step, tensor and key; targets may be partly filled
                 (``done.placed``).
+            DeadlineError: another rank of this host failed or was lost while it read for this one, too.
         """
-        reads = plan(self._contents, wants)
-        threads = default_threads(self._tier.backend.capabilities.concurrency)
+        if self._host is None:
+            self._fetch_alone(plan(self._contents, wants))
+            return
+        with self._host.sharing() as sharing:
+            reads = plan(self._contents, wants)
+            if sharing is None or not self._fetch_shared(sharing, reads):
+                self._fetch_alone(reads)
+
+    def _fetch_alone(self, reads: list[Read]) -> None:
         if len(reads) <= 1:
             for read in reads:
                 self._carry_out(read)
             return
-        with Pool(min(threads, len(reads)), name="ckptstore-load") as pool:
+        with self._pool(len(reads)) as pool:
             for read in reads:
                 pool.submit(self._carry_out, read)
             pool.drain()
+
+    def _fetch_shared(self, sharing: Sharing, reads: list[Read]) -> bool:
+        """False when all ranks of the host are to read for themselves."""
+        pieces = [(read.key, piece) for read in reads for piece in read.pieces]
+        rows = [piece.uses[0].row for _, piece in pieces]
+        division = sharing.divide(self._contents, rows)
+        if division is None:
+            return False
+        shared: dict[int, list[Piece]] = {}
+        own: dict[int, tuple[str, list[Piece]]] = {}
+        for (key, piece), number in zip(pieces, division.read_of_row[rows].tolist(), strict=True):
+            if number in division.shared:
+                shared.setdefault(division.shared[number].number, []).append(piece)
+            else:
+                own.setdefault(number, (key, []))[1].append(piece)
+
+        def copy(run: Run, memory: memoryview) -> None:
+            for piece in shared[run.number]:
+                start = piece.offset - run.offset
+                self._place(memory[start : start + piece.length], piece)
+
+        alone = [functools.partial(self._carry_out, _joined(key, parts)) for key, parts in own.values()]
+        with self._pool(2 * len(division.shared) + len(alone)) as pool:
+            sharing.carry_out(pool, division, self._read_shared, copy, alone)
+        return True
+
+    def _pool(self, calls: int) -> Pool:
+        threads = default_threads(self._tier.backend.capabilities.concurrency)
+        return Pool(min(threads, calls), name="ckptstore-load")
+
+    def _read_shared(self, run: Run, memory: memoryview) -> None:
+        """Reads a run for all ranks of this host, and verifies all that one of them wants of it."""
+        _, offsets, lengths = self._contents.places
+        self._read_into(run.key, run.offset, memory, run.rows[0])
+        for row in run.rows:
+            start = offsets[row] - run.offset
+            self._verify(memory[start : start + lengths[row]], run.key, row)
+        self._count(run.length)
 
     def _carry_out(self, read: Read) -> None:
         target = self._direct(read)
         view = target if target is not None else self._buffer(read.length)
         if target is not None:
             self.done.placed = True
-        try:
-            self._tier.backend.read_into(read.key, read.offset, view)
-        except (ObjectNotFoundError, NotAnObjectError, ShortReadError) as error:
-            raise self._damaged(read, read.pieces[0], error.message) from error
-        digests = self._contents.digests
+        self._read_into(read.key, read.offset, view, read.pieces[0].uses[0].row)
         for piece in read.pieces:
             start = piece.offset - read.offset
             data = view[start : start + piece.length]
-            if blake3.blake3(data).digest() != digests[piece.uses[0].row]:
-                raise self._damaged(read, piece, "its bytes are not what was saved")
+            self._verify(data, read.key, piece.uses[0].row)
             if target is None:
                 self._place(data, piece)
+        self._count(read.length)
+
+    def _read_into(self, key: str, offset: int, view: memoryview, row: int) -> None:
+        try:
+            self._tier.backend.read_into(key, offset, view)
+        except (ObjectNotFoundError, NotAnObjectError, ShortReadError) as error:
+            raise self._damaged(key, row, error.message) from error
+
+    def _verify(self, data: memoryview, key: str, row: int) -> None:
+        if blake3.blake3(data).digest() != self._contents.digests[row]:
+            raise self._damaged(key, row, "its bytes are not what was saved")
+
+    def _count(self, nbytes: int) -> None:
         with self._lock:
-            self.done.bytes_read += read.length
+            self.done.bytes_read += nbytes
             self.done.reads += 1
 
     def _direct(self, read: Read) -> memoryview | None:
@@ -106,12 +168,18 @@ class Fetcher:
             held = self._scratch.array = np.empty(max(nbytes, 1 << 20), np.uint8)
         return held.data[:nbytes]
 
-    def _damaged(self, read: Read, piece: Piece, reason: str) -> ChunkDamagedError:
-        name = self._contents.layout.tensors[piece.uses[0].want.tensor].name
-        digest = self._contents.digests[piece.uses[0].row].hex()
+    def _damaged(self, key: str, row: int, reason: str) -> ChunkDamagedError:
+        layout = self._contents.layout
+        name = layout.tensors[int(layout.chunks.tensor[row])].name
+        digest = self._contents.digests[row].hex()
         return ChunkDamagedError(
-            f"{self._contents}, tensor {name!r}: chunk {digest[:16]}... in {read.key} at {self._tier.url} "
+            f"{self._contents}, tensor {name!r}: chunk {digest[:16]}... in {key} at {self._tier.url} "
             f"is damaged: {reason}",
-            key=read.key,
+            key=key,
             hint="`ckptstore verify` marks all that is damaged; restore(fallback=True) takes the one before",
         )
+
+
+def _joined(key: str, pieces: list[Piece]) -> Read:
+    start = pieces[0].offset
+    return Read(key, start, max(piece.offset + piece.length for piece in pieces) - start, tuple(pieces))

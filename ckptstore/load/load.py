@@ -17,7 +17,7 @@ from ckptstore.load.select import Selection
 from ckptstore.model.boxes import Box
 from ckptstore.model.layout import Tensor
 from ckptstore.model.plain import Composite
-from ckptstore.model.targets import TensorSpec
+from ckptstore.model.targets import PerRankValues, TensorSpec
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
 
@@ -36,6 +36,7 @@ def load(
 
     With ``only`` or ``exclude``, entries of dicts whose names were not asked for are left out; where they
     stand in a list or tuple, a TensorSpec keeps the place of a tensor, so that positions do not shift.
+    What every rank kept of its own comes as PerRankValues, the values of all ranks.
 
     Raises:
         NotFoundError: nothing in the checkpoint has such a name.
@@ -55,7 +56,7 @@ def load(
         kept[0] += 1
         return builder.tensor(index, kind, detail)
 
-    tree = contents.decode_tree(make)
+    tree = contents.decode_tree(make, _by_rank)
     if not selection.is_all:
         tree = _pruned(tree, (), selection)
         if not tree:
@@ -68,6 +69,13 @@ def load(
     fetcher.fetch(builder.wants)
     finished: dict[Any, Any] = builder.finish(tree)
     return finished, fetcher.done
+
+
+def _by_rank(composite: Composite) -> Any:
+    """What every rank kept of its own comes as a dict; other composites stay what they are."""
+    if composite.kind != "per_rank":
+        return composite
+    return PerRankValues({int(key): part for key, part in composite.parts.items()}, composite.head[0])
 
 
 def _pruned(node: Any, path: tuple[str, ...], selection: Selection) -> Any:

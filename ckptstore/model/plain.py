@@ -46,12 +46,12 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Composite:
-    """A value made of several tensors (sparse, or a tensor subclass): stored by its parts.
+    """A value made of several (sparse, a tensor subclass, one value per rank): stored by its parts.
 
     Attributes:
-        kind: "sparse" or "subclass".
-        head: plain values needed to put it together again.
-        parts: the inner tensors by name; they are tensors of their own, under its path.
+        kind: "sparse", "subclass" or "per_rank".
+        head: plain values needed to put it together again; of "per_rank" ``[world size]``.
+        parts: the inner tensors by name, under its path; of "per_rank" the values by rank, as str.
     """
 
     kind: str

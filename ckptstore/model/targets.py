@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
 
@@ -35,6 +36,21 @@ class LoadLike:
     """
 
     like: Any
+
+
+class PerRankValues(dict[int, Any]):
+    """What ``ckpt.load()`` gives for a value that every rank kept of its own: ``{rank or key: value}``.
+
+    Attributes:
+        world_size: ranks of the save.
+    """
+
+    def __init__(self, values: Mapping[int, Any], world_size: int) -> None:
+        super().__init__(values)
+        self.world_size = world_size
+
+    def __repr__(self) -> str:
+        return f"PerRankValues({super().__repr__()}, world_size={self.world_size})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class _Decoder:
                 return slice(*rest)
             case "range":
                 return range(*rest)
-            case "sparse" | "subclass":
+            case "sparse" | "subclass" | "per_rank":
                 composite = Composite(str(kind), rest[0], rest[1])
                 return composite if self._compose is None else self._compose(composite)
             case "torch.Size":
@@ -203,11 +203,17 @@ def _plain_dtype(text: str) -> np.dtype[Any]:
 
 
 def walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
-    """Every leaf of a decoded tree with its path (dicts, lists, tuples, deques are gone through)."""
+    """Every leaf of a tree with its path (dicts, lists, tuples, deques are gone through).
+
+    A list of shards of one tensor is one leaf.
+    """
     if isinstance(value, dict):
         for key, item in value.items():
             yield from walk(item, (*path, key))
     elif isinstance(value, (list, tuple, collections.deque)) and not is_torch(value, "Size"):
+        if value and getattr(value[0], "is_shard_of_tensor", False):
+            yield path, value
+            return
         for i, item in enumerate(value):
             yield from walk(item, (*path, i))
     else:

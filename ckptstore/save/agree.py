@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import cast
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -27,9 +29,11 @@ class Agreement:
 
     Attributes:
         writers: (tensor name, box) -> one rank per chunk of the box; boxes with one holder are not listed.
+        held: all boxes that it was made from.
     """
 
     writers: dict[tuple[str, Box], list[int]]
+    held: frozenset[tuple[str, Box]]
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> Agreement:
@@ -61,7 +65,37 @@ class Agreement:
                 load[rank] += nbytes // count
                 chosen.append(rank)
             writers[key] = chosen
-        return cls(writers)
+        return cls(writers, frozenset(holders))
+
+    def known(self, layout: Layout) -> Bools:
+        """bool, (chunks,): rows whose box was in a layout that this was made from."""
+        rows = []
+        for tensor in layout.tensors:
+            cell = cell_shape(tensor.shape, tensor.dtype.itemsize, layout.chunk_bytes)
+            rows += [
+                (tensor.name, box) in self.held for box in tensor.boxes for _ in range(pieces_of(box, cell))
+            ]
+        return np.array(rows, bool)
+
+    def encode(self) -> bytes:
+        """As a table's bytes."""
+        rows = [
+            [name, list(box.offsets), list(box.sizes), self.writers.get((name, box))]
+            for name, box in sorted(self.held, key=lambda key: (key[0], key[1].offsets, key[1].sizes))
+        ]
+        return cast("bytes", msgpack.packb(rows))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Agreement:
+        """Reads it back."""
+        writers: dict[tuple[str, Box], list[int]] = {}
+        held = set()
+        for name, offsets, sizes, ranks in msgpack.unpackb(data):
+            key = (name, Box(tuple(offsets), tuple(sizes)))
+            held.add(key)
+            if ranks is not None:
+                writers[key] = ranks
+        return cls(writers, frozenset(held))
 
     def duty(self, layout: Layout, rank: int) -> Bools:
         """bool, (chunks,): what `rank` writes of its own layout."""

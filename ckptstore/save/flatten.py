@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pickle
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +17,9 @@ from ckptstore.model import values
 from ckptstore.model.boxes import Box, Shape
 from ckptstore.model.dtypes import BY_NAME
 from ckptstore.model.layout import Layout, Tensor, assign_names, printable
-from ckptstore.model.plain import MAX_TREE_BYTES, Leaf, StatePath, class_path_of, show_path
+from ckptstore.model.plain import MAX_TREE_BYTES, Composite, Leaf, StatePath, class_path_of, show_path
+
+_EXTRA_STATE = "_extra_state"  # what torch.nn.Module.state_dict calls it
 
 BLOB_BYTES = 64 << 10
 """From this size, bytes and str are stored as tensors are, not in the tree."""
@@ -40,13 +44,21 @@ class FlatState:
     may_differ: tuple[str, ...] = ()
 
 
-def flatten_state(state: Mapping[Any, Any], chunk_bytes: int, *, allow_pickle: bool = False) -> FlatState:
+def flatten_state(
+    state: Mapping[Any, Any],
+    chunk_bytes: int,
+    *,
+    allow_pickle: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+) -> FlatState:
     """Takes a state apart.
 
     Args:
         state: nested containers of tensors, arrays, values and objects with ``state_dict``.
         chunk_bytes: the store's.
         allow_pickle: values of other types are pickled into the tree instead of being refused.
+        rank, world_size: whose :class:`PerRank` values these are, and of how many.
 
     Raises:
         UsageError: the state is not a dict.
@@ -57,19 +69,27 @@ def flatten_state(state: Mapping[Any, Any], chunk_bytes: int, *, allow_pickle: b
             f"state must be a dict of components, not {class_path_of(state)}",
             hint="save {'model': model, 'optimizer': optimizer, ...} or a ckptstore.TrainState",
         )
-    collector = _Collector(allow_pickle)
+    collector = _Collector(allow_pickle, rank, world_size)
     plain = values.flatten(dict(state), collector.leaf_of)
     return collector.finish(plain, chunk_bytes, tuple(printable(str(key)) for key in state))
 
 
 class _Collector:
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, rank: int, world_size: int) -> None:
         self._allow_pickle = allow_pickle
+        self._rank = rank
+        self._world_size = world_size
         self._leaves: list[Leaf] = []
         self._infos: list[arrays.ArrayInfo] = []
-        self._open: set[int] = set()
+        self._differing: set[StatePath] = set()
 
     def leaf_of(self, value: Any, path: StatePath) -> Any:
+        if isinstance(value, shards.PerRank):
+            key = self._rank if value.key is None else value.key
+            return Composite("per_rank", [self._world_size], {str(key): value.value})
+        if isinstance(value, shards.MayDiffer):
+            self._differing.add(path)
+            return value.value
         held = shards.held_of(value, path)
         if held is not None:
             info = arrays.describe(held.array, path)
@@ -94,7 +114,7 @@ class _Collector:
         if type(value) is memoryview:
             return bytes(value)
         if _has_state_dict(value):
-            return value.state_dict()
+            return _with_buffers_marked(value, value.state_dict())
         return self._pickled(value, path) if self._allow_pickle else None
 
     def _add(self, leaf: Leaf, info: arrays.ArrayInfo) -> Leaf:
@@ -124,6 +144,9 @@ class _Collector:
                 ) from error
             return values.opaque(class_path_of(value), payload)
         return None
+
+    def _may_differ(self, path: StatePath) -> bool:
+        return bool(self._differing) and any(path[:n] in self._differing for n in range(len(path) + 1))
 
     def finish(self, plain: Any, chunk_bytes: int, components: tuple[str, ...]) -> FlatState:
         names = assign_names([leaf.path for leaf in self._leaves])
@@ -155,7 +178,10 @@ class _Collector:
                 f"more than {MAX_TREE_BYTES}",
                 hint="store large lists of numbers as arrays",
             )
-        return FlatState(layout, tuple(sources), tree, components)
+        differing = tuple(
+            name for name, leaf in zip(names, self._leaves, strict=True) if self._may_differ(leaf.path)
+        )
+        return FlatState(layout, tuple(sources), tree, components, differing)
 
 
 def _parts(value: Any, shape: Shape) -> tuple[shards.Part, ...]:
@@ -163,6 +189,19 @@ def _parts(value: Any, shape: Shape) -> tuple[shards.Part, ...]:
     if isinstance(value, shards.Held):
         return tuple(sorted(value.parts, key=lambda part: part[0].offsets))
     return ((Box.whole(shape), value),) if 0 not in shape else ()
+
+
+def _with_buffers_marked(owner: Any, state: Any) -> Any:
+    """A module's ``state_dict`` with its buffers and extra states marked: they may differ between ranks."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(owner, torch.nn.Module) or not isinstance(state, dict):
+        return state
+    buffers = {name for name, _ in owner.named_buffers(remove_duplicate=False)}
+    marked = (
+        (name, shards.MayDiffer(item) if name in buffers or name.endswith(_EXTRA_STATE) else item)
+        for name, item in state.items()
+    )
+    return collections.OrderedDict(marked) if type(state) is collections.OrderedDict else dict(marked)
 
 
 def _has_state_dict(value: Any) -> bool:

@@ -27,12 +27,14 @@ class Start:
 
     Attributes:
         pins: (run key, attempt) of the records that may be reused.
+        plan: who writes what is said anew, in ``plan.mp`` beside this.
     """
 
     attempt: str
     step: int
     counter: int
     pins: tuple[tuple[str, str], ...]
+    plan: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +100,13 @@ def decode_start(data: bytes, what: str) -> Start:
         if not (isinstance(pin, list) and len(pin) == 2 and all(isinstance(item, str) for item in pin)):
             raise DocumentError(f"{what}: a pin is malformed")
         pins.append((pin[0], pin[1]))
-    return Start(fields.attempt("attempt"), fields.get("step", int), fields.get("counter", int), tuple(pins))
+    return Start(
+        fields.attempt("attempt"),
+        fields.get("step", int),
+        fields.get("counter", int),
+        tuple(pins),
+        fields.get("plan", bool),
+    )
 
 
 def encode_part(part: Part) -> bytes:

@@ -1,4 +1,4 @@
-"""One save by many ranks: start, parts, one commit, one outcome (DESIGN part 6).
+"""Saves by many ranks: one start, a part of each, one commit, one outcome (DESIGN part 6).
 
 Rank 0 announces which pins hold; every rank writes its share and says so in its part; rank 0 waits for
 all parts and commits. Whoever gives up creates VOID at the commit key: so every rank, garbage collection
@@ -7,9 +7,10 @@ and the manifest see the same end.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,28 +21,21 @@ from ckptstore.errors import (
     SaveFailedError,
     SessionSupersededError,
 )
-from ckptstore.model.ids import Attempt
+from ckptstore.model.ids import Attempt, Digest
 from ckptstore.model.ids import run_key as run_key_of
+from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitEnd, CommitRecord
+from ckptstore.model.tables import Locations
 from ckptstore.pool import Pool, default_threads
-from ckptstore.ranks import Backoff, show_ranks
+from ckptstore.ranks import Backoff, RankOptions, Ranks, show_ranks
 from ckptstore.save.agree import Agreement, compared
 from ckptstore.save.commit import Saved, SaveRequest, commit
 from ckptstore.save.flatten import FlatState
 from ckptstore.save.merge import Merger
-from ckptstore.save.parts import (
-    COMPARED,
-    LEFT,
-    WRITTEN,
-    Part,
-    Start,
-    decode_part,
-    decode_start,
-    encode_part,
-    encode_start,
-)
+from ckptstore.save.parts import COMPARED, LEFT, WRITTEN, Part, Start
 from ckptstore.save.phases import Phases
-from ckptstore.save.reuse import ReuseIndex
+from ckptstore.save.reuse import Remembered, Reusable, ReuseIndex
+from ckptstore.save.room import Room, reasons_of
 from ckptstore.save.saver import Reporter, fence
 from ckptstore.save.session import Session
 from ckptstore.save.tables import TableWriter
@@ -53,251 +47,369 @@ from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
+_PATIENCE = 1.2
+"""Who waits for rank 0 waits a little longer than rank 0 waits for the others: its word says more."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """How the ranks save together.
+_UNTOUCHED = "older checkpoints are untouched; the next save starts anew"
+
+
+class RankedSaver:
+    """One rank's side of the saves of one session.
+
+    Every rank calls :meth:`save` (or :meth:`cannot`) for the same attempts in the same order.
 
     Attributes:
-        agreement: who writes what.
-        replicas: "strict" or "warn", see :func:`ckptstore.save.merge.merge`.
-        check_replicas: "sample" or "all".
-        deadline_seconds: how long to wait for the others.
+        session: whose saves these are.
     """
 
-    rank: int
-    world_size: int
-    agreement: Agreement
-    replicas: str
-    check_replicas: str
-    deadline_seconds: float
+    def __init__(self, tier: Tier, session: Session, ranks: Ranks, options: RankOptions) -> None:
+        self._tier = tier
+        self.session = session
+        self._ranks = ranks
+        self._options = options
+        self._merger = Merger()
+        self._agreement: Agreement | None = None
+        self._layouts: list[Layout] | None = None  # what the agreement was made from (rank 0)
+        self._unsaid: Agreement | None = None  # made since, and not heard by all yet (rank 0)
+        self._remembered: Remembered | None = None
+        self._warned = False
+        self._decided: Room | None = None  # of the last commit, to be cleared (rank 0)
 
+    # --- one save -----------------------------------------------------------------------------
 
-def lead(
-    tier: Tier, session: Session, request: SaveRequest, flat: FlatState, bases: Sequence[Contents], plan: Plan
-) -> Saved:
-    """Rank 0's save: returns when it is committed.
+    def save(
+        self, attempt: Attempt, request: SaveRequest, flat: FlatState, bases: Sequence[Contents]
+    ) -> Saved | CommitRecord:
+        """This rank's share of a save; returns when the outcome is known.
 
-    Raises:
-        SaveFailedError: names the ranks that failed or are missing, with their reasons.
-        SessionSupersededError, WrongStoreError: nothing was committed.
-    """
-    attempt = session.next_attempt(request.step)
-    phases = Phases(tier.environment.monotonic)
-    tier.check_marker()
-    session.check_current()
-    pins: dict[Pin, Contents] = {(run_key_of(b.record.run), b.record.attempt): b for b in bases}
-    with Intent.announce(tier, "save", str(attempt), session.epoch.run, pins) as intent:
+        Args:
+            bases: checkpoints whose chunks may be reused; only rank 0's count.
+
+        Returns:
+            On rank 0 all that was saved, on the others the record.
+
+        Raises:
+            SaveFailedError: it did not commit, and never will; names the ranks and their reasons.
+            SessionSupersededError, WrongStoreError: nothing was committed.
+        """
+        room = Room(self._tier, attempt)
+        with self._saying_why(attempt):
+            self._tier.check_marker()
+            if attempt.number == 1:
+                self._agree(room, attempt, flat.layout)
+        if self._ranks.leads:
+            return self._lead(room, attempt, request, flat, bases)
+        with self._saying_why(attempt):
+            part = self._follow(room, attempt, flat)
+        record = self._outcome(room, attempt)
+        self.session.base = Contents(self._tier, record)
+        self._remember(record, part)
+        return record
+
+    @contextlib.contextmanager
+    def _saying_why(self, attempt: Attempt) -> Iterator[None]:
         try:
-            alive = tuple(pin for pin in pins if pin in intent.surviving())
-            start = Start(str(attempt), request.step, attempt.number, alive)
-            tier.put_new(layout.start_key(str(attempt)), encode_start(start))
-            index = ReuseIndex([pins[pin] for pin in alive], tier.backend, Reporter(tier).report)
-            phases.end("prepare")
-            mine = _write(tier, flat, attempt, index, plan)
-            phases.end("write")
-            parts = _all_parts(tier, session, attempt, mine, plan)
-            phases.end("parts")
-            assembly, notes = Merger().merge(
-                parts, f"save of run {session.epoch.run!r} step {request.step}", replicas=plan.replicas
-            )
-            for line in notes:
-                log.info("run %r step %d: %s", session.epoch.run, request.step, line)
-            noted = dataclasses.replace(
-                request, state_info={**request.state_info, **({"replicas": notes} if notes else {})}
-            )
-            tables = TableWriter(tier.backend, index, str(attempt), 0, flat.layout.chunk_bytes)
-            saved = commit(
-                tier, session, noted, str(attempt), assembly, tables, phases, world_size=plan.world_size
-            )
+            yield
         except BaseException as error:
-            _end(tier, session, request, attempt, error)
-            raise
-    session.base = saved.contents
-    return saved
+            self.cannot(attempt, error)
+            told = self._told(attempt, error)
+            if told is error:
+                raise
+            raise told from error
 
+    def cannot(self, attempt: Attempt, error: BaseException) -> None:
+        """Says that this rank cannot do its part, so that no other waits for it until the deadline."""
+        reason = error.message if isinstance(error, CkptstoreError) else f"{type(error).__name__}: {error}"
+        try:
+            part = Part.failed(self._ranks.rank, attempt.step, attempt.number, reason[:2000])
+            Room(self._tier, attempt).say_part(part)
+        except CkptstoreError as second:
+            log.warning("rank %d could not say why it failed: %s", self._ranks.rank, second.message)
+        self._give_up(attempt, error)
 
-def follow(tier: Tier, session: Session, request: SaveRequest, flat: FlatState, plan: Plan) -> Attempt:
-    """Another rank's share of a save: returns when its part is written; see :func:`outcome`.
+    def _give_up(self, attempt: Attempt, error: BaseException) -> None:
+        # Where creation is not exclusive, a VOID of ours could overwrite the record: only rank 0 may.
+        if self._ranks.leads or self._tier.backend.capabilities.create_if_absent:
+            fence(self._tier, self.session, str(attempt), error)
 
-    Raises:
-        SaveFailedError: the save cannot succeed any more; all ranks will be told so.
-    """
-    attempt = session.next_attempt(request.step)
-    try:
-        tier.check_marker()
-        start = _wait_for_start(tier, session, attempt, plan)
-        index = ReuseIndex(_pinned(tier, session, start), tier.backend, Reporter(tier).report)
-        part = _write(tier, flat, attempt, index, plan)
-        tier.put_new(layout.part_key(str(attempt), plan.rank), encode_part(part))
-    except BaseException as error:
-        _say_why(tier, attempt, request.step, plan, error)
-        _end(tier, session, request, attempt, error)
-        raise
-    return attempt
+    def _told(self, attempt: Attempt, error: BaseException) -> BaseException:
+        """The error as callers see it."""
+        if not isinstance(error, CkptstoreError) or isinstance(
+            error, (SessionSupersededError, SaveFailedError)
+        ):
+            return error
+        return SaveFailedError(
+            f"{self._name(attempt)} failed: {error.message}", hint=error.hint or _UNTOUCHED
+        )
 
+    def _name(self, attempt: Attempt) -> str:
+        return f"save of run {self.session.epoch.run!r} step {attempt.step}"
 
-def outcome(
-    tier: Tier, session: Session, attempt: Attempt, seconds: float | None, rank: int
-) -> CommitRecord | None:
-    """What has become of an attempt; None when that is not known yet.
+    # --- who writes what ----------------------------------------------------------------------
 
-    Raises:
-        SaveFailedError: it was fenced, with the reason.
-    """
-    wait = Backoff(tier.environment, seconds if seconds is not None else float("inf"))
-    while True:
-        found = commits.read_commit(tier, session.run_key, str(attempt))
-        if isinstance(found, CommitRecord):
-            return found
-        if isinstance(found, CommitEnd) and found.kind == "void":
-            raise SaveFailedError(
-                f"save of run {session.epoch.run!r} step {attempt.step} failed: {_why(tier, attempt) or found.reason}",
-                hint="older checkpoints are untouched; the next save starts anew",
+    def _agree(self, room: Room, attempt: Attempt, held: Layout) -> None:
+        """At the first save: rank 0 learns what all hold, and says who writes what."""
+        if not self._ranks.leads:
+            room.say_holding(self._ranks.rank, held)
+            self._agreement = self._await_plan(room, attempt)
+            return
+        others = range(1, self._ranks.world_size)
+        wait = self._backoff()
+        while True:
+            room.look()
+            self._raise_failed(room, attempt)
+            missing = [rank for rank in others if rank not in room.holdings]
+            if not missing:
+                break
+            if not wait.pause():
+                raise self._missing(attempt, missing, "say what they hold")
+        self._layouts = [held, *(room.holdings[rank] for rank in others)]
+        self._agreement = Agreement.of(self._layouts)
+        room.say_plan(self._agreement)
+
+    def _await_plan(self, room: Room, attempt: Attempt) -> Agreement:
+        wait = self._backoff(_PATIENCE)
+        while True:
+            plan = room.plan()
+            if plan is not None:
+                return plan
+            self._raise_ended(room, attempt)
+            if not wait.pause():
+                raise self._nothing_from_rank_0(attempt)
+
+    def _renew(self, parts: Sequence[Part]) -> None:
+        """After a commit: what the ranks hold now is agreed anew, and said with the next start."""
+        self._unsaid = None
+        layouts = [part.layout for part in parts]
+        if layouts != self._layouts:
+            self._layouts = layouts
+            self._unsaid = Agreement.of(layouts)
+
+    # --- rank 0 -------------------------------------------------------------------------------
+
+    def _lead(
+        self,
+        room: Room,
+        attempt: Attempt,
+        request: SaveRequest,
+        flat: FlatState,
+        bases: Sequence[Contents],
+    ) -> Saved:
+        tier, session = self._tier, self.session
+        phases = Phases(tier.environment.monotonic)
+        pins: dict[Pin, Contents] = {(run_key_of(b.record.run), b.record.attempt): b for b in bases}
+        with self._saying_why(attempt):
+            intent = Intent.announce(tier, "save", str(attempt), session.epoch.run, pins)
+        with intent, self._saying_why(attempt):
+            session.check_current()
+            surviving = intent.surviving()
+            alive = tuple(pin for pin in pins if pin in surviving)
+            if self._unsaid is not None:
+                room.say_plan(self._unsaid)
+            room.say_start(Start(str(attempt), request.step, attempt.number, alive, self._unsaid is not None))
+            self._agreement = self._unsaid or self._agreement
+            index = self._index([(pin, pins[pin]) for pin in alive])
+            phases.end("prepare")
+            part = self._write(attempt, flat, index)
+            phases.end("write")
+            parts = self._all_parts(room, attempt, part)
+            phases.end("parts")
+            assembly, notes = self._merger.merge(parts, self._name(attempt), replicas=self._options.replicas)
+            saved = commit(
+                tier,
+                session,
+                self._noted(request, notes),
+                str(attempt),
+                assembly,
+                TableWriter(tier.backend, index, str(attempt), 0, flat.layout.chunk_bytes),
+                phases,
+                world_size=self._ranks.world_size,
             )
-        if isinstance(found, CommitEnd):
-            return None
-        if not wait.pause():
-            return None
+        session.base = saved.contents
+        self._remember(saved.record, part)
+        self._renew(parts)
+        if self._decided is not None:
+            # All have done their part of this save, so none waits for the outcome of the one before.
+            self._decided.clear()
+        self._decided = room
+        return saved
 
+    def _noted(self, request: SaveRequest, notes: list[str]) -> SaveRequest:
+        if not notes:
+            return request
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "run %r: what differs between ranks by design is kept of the lowest: %s%s",
+                self.session.epoch.run,
+                "; ".join(notes[:4]),
+                f"; and {len(notes) - 4} more" if len(notes) > 4 else "",
+            )
+        return dataclasses.replace(request, state_info={**request.state_info, "replicas": notes[:100]})
 
-def _write(tier: Tier, flat: FlatState, attempt: Attempt, index: ReuseIndex, plan: Plan) -> Part:
-    duty = plan.agreement.duty(flat.layout, plan.rank)
-    compare = compared(flat.layout, duty, attempt.number, everything=plan.check_replicas == "all")
-    threads = default_threads(tier.backend.capabilities.concurrency)
-    with Pool(threads, name="ckptstore-save") as pool:
-        writer = Writer(tier.backend, pool, index, str(attempt), plan.rank, flat.layout)
-        writer.share(duty, compare)
-        writer.write(flat.sources)
-    tier.backend.sync()
-    keys = writer.key_list()
-    locations = writer.locations(keys)
-    state = np.where(duty, WRITTEN, np.where(compare, COMPARED, LEFT)).astype(np.uint8)
-    return Part(
-        rank=plan.rank,
-        step=attempt.step,
-        counter=attempt.number,
-        error=None,
-        layout=flat.layout,
-        state=state,
-        digests=writer.digests,
-        objects=locations.object,
-        offsets=locations.offset,
-        keys=keys,
-        tree=flat.tree,
-        components=flat.components,
-        may_differ=flat.may_differ,
-    )
+    def _all_parts(self, room: Room, attempt: Attempt, mine: Part) -> list[Part]:
+        others = range(1, self._ranks.world_size)
+        wait = self._backoff()
+        while True:
+            room.look()
+            self._raise_failed(room, attempt)
+            missing = [rank for rank in others if rank not in room.parts]
+            if not missing:
+                return [mine, *(room.parts[rank] for rank in others)]
+            if not wait.pause():
+                raise self._missing(attempt, missing, "finish")
 
+    def _raise_failed(self, room: Room, attempt: Attempt) -> None:
+        reasons = reasons_of(room.parts.values())
+        if reasons:
+            raise SaveFailedError(f"{self._name(attempt)} failed: {reasons}", hint=_UNTOUCHED)
 
-def _all_parts(tier: Tier, session: Session, attempt: Attempt, mine: Part, plan: Plan) -> list[Part]:
-    found: dict[int, Part] = {plan.rank: mine}
-    wait = Backoff(tier.environment, plan.deadline_seconds)
-    while True:
-        for rank in range(plan.world_size):
-            if rank in found:
+    def _missing(self, attempt: Attempt, ranks: Sequence[int], what: str) -> DeadlineError:
+        return DeadlineError(
+            f"{self._name(attempt)}: {show_ranks(ranks)} did not {what} in "
+            f"{self._options.deadline_seconds:g} s{self._elsewhere(attempt, ranks)}",
+            hint="look at their logs: they may have died, or missed a call of save",
+        )
+
+    def _elsewhere(self, attempt: Attempt, ranks: Sequence[int]) -> str:
+        """Where the missing ranks are instead: one that missed a call is told so by name."""
+        lines = set()
+        for info in self._tier.listing("parts/"):
+            owner, _, name = info.key.removeprefix("parts/").partition("/")
+            rank = name.removesuffix(layout.DOCUMENT).removeprefix("plan.")
+            try:
+                other = Attempt.parse(owner)
+            except ValueError:
                 continue
-            key = layout.part_key(str(attempt), rank)
-            data = tier.read(key)
-            if data is not None:
-                found[rank] = decode_part(data, key)
-        failed = [part for part in found.values() if part.error is not None]
-        if failed:
-            reasons = "; ".join(f"rank {part.rank}: {part.error}" for part in failed)
-            raise SaveFailedError(f"save of run {session.epoch.run!r} step {attempt.step} failed: {reasons}")
-        missing = [rank for rank in range(plan.world_size) if rank not in found]
-        if not missing:
-            return [found[rank] for rank in sorted(found)]
-        if not wait.pause():
-            raise DeadlineError(
-                f"save of run {session.epoch.run!r} step {attempt.step}: {show_ranks(missing)} "
-                f"did not finish in {plan.deadline_seconds:g} s{_elsewhere(tier, attempt, missing)}",
-                hint="look at their logs: they may have died, or missed a call of save",
-            )
+            if other.session != attempt.session or not rank.isdigit() or int(rank) not in ranks:
+                continue
+            if other != attempt and other.number >= attempt.number:
+                lines.add(f"rank {rank} was at step {other.step} in its call {other.number}")
+        return f" (this is call {attempt.number}; {'; '.join(sorted(lines)[-4:])})" if lines else ""
 
+    # --- the others ---------------------------------------------------------------------------
 
-def _elsewhere(tier: Tier, attempt: Attempt, missing: Sequence[int]) -> str:
-    """Where the missing ranks are instead: a rank that missed a call is told so by name."""
-    lines = []
-    for info in tier.listing("parts/"):
-        owner, _, name = info.key.removeprefix("parts/").partition("/")
-        rank = name.removesuffix(layout.DOCUMENT)
+    def _follow(self, room: Room, attempt: Attempt, flat: FlatState) -> Part:
+        start = self._await_start(room, attempt)
+        if start.plan:
+            self._agreement = self._await_plan(room, attempt)
+        part = self._write(attempt, flat, self._index([(pin, None) for pin in start.pins]))
+        room.say_part(part)
+        return part
+
+    def _await_start(self, room: Room, attempt: Attempt) -> Start:
+        wait = self._backoff(_PATIENCE)
+        while True:
+            start = room.start()
+            if start is not None:
+                return start
+            self._raise_ended(room, attempt)
+            if not wait.pause():
+                raise self._nothing_from_rank_0(attempt)
+
+    def _nothing_from_rank_0(self, attempt: Attempt) -> DeadlineError:
+        return DeadlineError(
+            f"{self._name(attempt)}: rank 0 did not begin it in {self._options.deadline_seconds:g} s"
+            f"{self._elsewhere(attempt, [0]) or f' (this is call {attempt.number})'}",
+            hint="every rank must call save for the same steps in the same order; look at the log of rank 0",
+        )
+
+    def _outcome(self, room: Room, attempt: Attempt) -> CommitRecord:
+        """What has become of the attempt; whoever has waited long enough ends it.
+
+        Raises:
+            SaveFailedError: it did not commit, with the reasons of all ranks.
+        """
+        wait = self._backoff(_PATIENCE)
+        while True:
+            record = self._raise_ended(room, attempt)
+            if record is not None:
+                return record
+            if not wait.pause():
+                late = DeadlineError(
+                    f"{self._name(attempt)}: rank 0 did not commit it in "
+                    f"{self._options.deadline_seconds:g} s",
+                    hint="look at the log of rank 0",
+                )
+                self._give_up(attempt, late)
+                record = self._raise_ended(room, attempt)
+                if record is not None:
+                    return record
+                raise self._told(attempt, late)
+
+    def _raise_ended(self, room: Room, attempt: Attempt) -> CommitRecord | None:
+        found = commits.read_commit(self._tier, self.session.run_key, str(attempt))
+        if isinstance(found, CommitEnd):
+            if found.reason == SessionSupersededError.kind:
+                self.session.check_current()  # raises, and says by whom
+            reason = room.reasons() or found.reason
+            if found.kind == "gone":
+                reason = "it was committed, and has been collected since"
+            raise SaveFailedError(f"{self._name(attempt)} failed: {reason}", hint=_UNTOUCHED)
+        return found
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def _index(self, pins: Sequence[tuple[Pin, Contents | None]]) -> ReuseIndex:
+        """What may be reused: of the last save what this rank remembers, of others their tables."""
+        found: list[Reusable] = []
+        for (run_key, attempt), contents in pins:
+            remembered = self._remembered
+            if remembered is not None and remembered.record.attempt == attempt:
+                found.append(remembered)
+                continue
+            if contents is None:
+                contents = self._read(run_key, attempt)
+            if contents is not None:
+                found.append(contents)
+        return ReuseIndex(found, self._tier.backend, Reporter(self._tier).report)
+
+    def _read(self, run_key: str, attempt: str) -> Contents | None:
         try:
-            other = Attempt.parse(owner)
-        except ValueError:
-            continue
-        if other.session == attempt.session and other != attempt and rank.isdigit() and int(rank) in missing:
-            if other.number >= attempt.number or other.step != attempt.step:
-                lines.append(f"rank {rank} was at step {other.step} in its call {other.number}")
-    return f" (this is call {attempt.number}; {'; '.join(sorted(set(lines))[-4:])})" if lines else ""
-
-
-def _wait_for_start(tier: Tier, session: Session, attempt: Attempt, plan: Plan) -> Start:
-    key = layout.start_key(str(attempt))
-    wait = Backoff(tier.environment, plan.deadline_seconds)
-    while True:
-        data = tier.read(key)
-        if data is not None:
-            return decode_start(data, key)
-        if isinstance(commits.read_commit(tier, session.run_key, str(attempt)), CommitEnd):
-            raise SaveFailedError(f"rank 0 ended the save of step {attempt.step} before it began")
-        if not wait.pause():
-            raise DeadlineError(
-                f"save of run {session.epoch.run!r} step {attempt.step}: rank 0 did not begin it in "
-                f"{plan.deadline_seconds:g} s (this is call {attempt.number} of rank {plan.rank})",
-                hint="every rank must call save for the same steps, in the same order",
-            )
-
-
-def _pinned(tier: Tier, session: Session, start: Start) -> list[Contents]:
-    """What the surviving pins hold; one that cannot be read is not reused, and that is all."""
-    found = []
-    for run_key, attempt in start.pins:
-        base = session.base
-        if base is not None and base.record.attempt == attempt:
-            found.append(base)
-            continue
-        try:
-            record = commits.read_commit(tier, run_key, attempt)
+            record = commits.read_commit(self._tier, run_key, attempt)
         except DamageError as error:
-            log.warning("nothing is reused from %s: %s", attempt, error)
-            continue
-        if isinstance(record, CommitRecord):
-            session.base = Contents(tier, record)
-            found.append(session.base)
-    return found
+            log.warning("nothing is reused from %s: %s", attempt, error.message)
+            return None
+        return Contents(self._tier, record) if isinstance(record, CommitRecord) else None
 
+    def _write(self, attempt: Attempt, flat: FlatState, index: ReuseIndex) -> Part:
+        agreement = self._agreement or Agreement.of([])
+        everything = self._options.check_replicas == "all"
+        duty = agreement.duty(flat.layout, self._ranks.rank)
+        compare = compared(flat.layout, duty, attempt.number, everything=everything)
+        backend = self._tier.backend
+        with Pool(default_threads(backend.capabilities.concurrency), name="ckptstore-save") as pool:
+            writer = Writer(backend, pool, index, str(attempt), self._ranks.rank, flat.layout)
+            writer.share(duty, compare)
+            writer.write(flat.sources)
+        backend.sync()
+        keys = writer.key_list()
+        locations = writer.locations(keys)
+        return Part(
+            rank=self._ranks.rank,
+            step=attempt.step,
+            counter=attempt.number,
+            error=None,
+            layout=flat.layout,
+            state=np.where(duty, WRITTEN, np.where(compare, COMPARED, LEFT)).astype(np.uint8),
+            digests=writer.digests,
+            objects=locations.object,
+            offsets=locations.offset,
+            keys=keys,
+            tree=flat.tree,
+            components=flat.components,
+            may_differ=flat.may_differ,
+        )
 
-def _say_why(tier: Tier, attempt: Attempt, step: int, plan: Plan, error: BaseException) -> None:
-    """The part of a rank that could not: rank 0 need not wait for the deadline."""
-    reason = error.message if isinstance(error, CkptstoreError) else f"{type(error).__name__}: {error}"
-    part = Part.failed(plan.rank, step, attempt.number, reason)
-    try:
-        tier.put_new(layout.part_key(str(attempt), plan.rank), encode_part(part))
-    except CkptstoreError as second:
-        log.warning("rank %d could not say why it failed: %s", plan.rank, second)
+    def _remember(self, record: CommitRecord, part: Part) -> None:
+        """What the next save may reuse without reading tables: the rows that only this rank wrote."""
+        agreement = self._agreement or Agreement.of([])
+        # A box that is not in the agreement was written by all its holders, and one of them was kept.
+        mine = np.flatnonzero((part.state == WRITTEN) & agreement.known(part.layout))
+        lengths = part.layout.chunks.nbytes[mine]
+        locations = Locations(part.objects[mine], part.offsets[mine], lengths, np.zeros(len(mine), np.uint8))
+        digests: list[Digest] = [part.digests[row] for row in mine.tolist()]
+        self._remembered = Remembered(record, digests, locations, part.keys)
 
-
-def _why(tier: Tier, attempt: Attempt) -> str:
-    """What the ranks that failed have said."""
-    reasons = []
-    for info in tier.listing(layout.part_prefix(str(attempt))):
-        try:
-            data = tier.read(info.key)
-            part = decode_part(data, info.key) if data is not None else None
-        except CkptstoreError:
-            continue
-        if part is not None and part.error is not None:
-            reasons.append(f"rank {part.rank}: {part.error}")
-    return "; ".join(sorted(reasons))
-
-
-def _end(tier: Tier, session: Session, request: SaveRequest, attempt: Attempt, error: BaseException) -> None:
-    """Fences the attempt; raises SaveFailedError for an error that does not say yet what failed."""
-    fence(tier, session, str(attempt), error)
-    if not isinstance(error, CkptstoreError) or isinstance(error, (SessionSupersededError, SaveFailedError)):
-        return
-    raise SaveFailedError(
-        f"save of run {session.epoch.run!r} step {request.step} failed: {error.message}",
-        hint=error.hint or "older checkpoints are untouched; the next save starts anew",
-    ) from error
+    def _backoff(self, patience: float = 1.0) -> Backoff:
+        return Backoff(self._tier.environment, self._options.deadline_seconds * patience)

@@ -8,15 +8,44 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from ckptstore.backend import Backend
 from ckptstore.errors import BackendError, DamageError, NotAnObjectError, ObjectNotFoundError
 from ckptstore.model.ids import Digest
 from ckptstore.model.record import CommitRecord
-from ckptstore.tier.contents import Contents
+from ckptstore.model.tables import KeyList, Locations
 
 log = logging.getLogger("ckptstore")
+
+
+class Reusable(Protocol):
+    """What a pinned record names: a checkpoint's contents, or what one rank remembers of them."""
+
+    @property
+    def record(self) -> CommitRecord: ...
+    @property
+    def digests(self) -> Sequence[Digest]: ...
+    @property
+    def locations(self) -> Locations: ...
+    @property
+    def keys(self) -> KeyList: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remembered:
+    """What one rank knows of a checkpoint that it has helped to write, without reading its tables.
+
+    Attributes:
+        digests: of chunks that this rank alone wrote or reused; `locations` likewise.
+        keys: the objects that hold them.
+    """
+
+    record: CommitRecord
+    digests: Sequence[Digest]
+    locations: Locations
+    keys: KeyList
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +77,7 @@ class ReuseIndex:
 
     def __init__(
         self,
-        contents: Iterable[Contents],
+        contents: Iterable[Reusable],
         backend: Backend,
         on_missing: Callable[[CommitRecord, str, str], None],
     ) -> None:
@@ -71,7 +100,7 @@ class ReuseIndex:
             except DamageError as error:  # nothing can be reused from it, but this save is whole
                 self._on_missing(content.record, getattr(error, "key", ""), error.message)
 
-    def _add(self, content: Contents) -> None:
+    def _add(self, content: Reusable) -> None:
         keys, sizes = content.keys.keys, content.keys.sizes.tolist()
         location, digests = content.locations, content.digests
         for key in keys:

@@ -46,9 +46,24 @@ def part_key(attempt: str, rank: int) -> str:
     return f"parts/{attempt}/{rank}{DOCUMENT}"
 
 
-def word_key(attempt: str, topic: str, rank: int) -> str:
+def plan_key(attempt: str) -> str:
+    """Who writes what, as rank 0 announced it."""
+    return f"parts/{attempt}/plan{DOCUMENT}"
+
+
+def holding_key(attempt: str, rank: int) -> str:
+    """What one rank holds, told before who writes what was agreed."""
+    return f"parts/{attempt}/plan.{rank}{DOCUMENT}"
+
+
+def room(name: str) -> str:
+    """Where the ranks of one start leave words that belong to no attempt."""
+    return f"words-{name}"
+
+
+def word_key(room: str, topic: str, rank: int) -> str:
     """What one rank says to the others about a topic (a word of ``[a-z0-9-]``)."""
-    return f"parts/{attempt}/{topic}.{rank}{DOCUMENT}"
+    return f"parts/{room}/{topic}.{rank}{DOCUMENT}"
 
 
 def doom_prefix(run_key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 
 from ckptstore.errors import BusyError, DocumentError, ObjectExistsError
 from ckptstore.model.documents import Fields, decode_epoch, encode_epoch, seal, unseal
@@ -122,6 +123,30 @@ def open_epoch(
     raise BusyError(
         f"run {run!r}: other processes keep opening sessions", hint="let only one process train a run"
     )
+
+
+def wait_for_epoch(tier: Tier, run: str, session_key: str, wait: Callable[[], bool]) -> EpochDoc | None:
+    """The session that carries `session_key`, opened by another rank; None when `wait` gives up.
+
+    Args:
+        wait: pauses a little; False when it has been long enough.
+    """
+    run_key = run_key_of(run)
+    seen: set[int] = set()
+    while True:
+        for number in reversed(epoch_numbers(tier, run_key)):
+            if number in seen:
+                continue
+            seen.add(number)
+            try:
+                epoch = read_epoch(tier, run_key, number)
+            except DocumentError as error:
+                log.warning("epoch %d cannot be read: %s", number, error.message)
+                continue
+            if epoch is not None and epoch.session_key == session_key:
+                return epoch
+        if not wait():
+            return None
 
 
 def _former(tier: Tier, run_key: str, number: int) -> EpochDoc | None:

@@ -6,8 +6,9 @@ import zipfile
 from pathlib import Path
 
 from ckptstore.errors import UsageError
+from ckptstore.transfer.dcp_metadata import is_dcp
 
-FORMATS = ("safetensors", "torch", "npz")
+FORMATS = ("safetensors", "torch", "npz", "dcp")
 INDEX_SUFFIX = ".safetensors.index.json"
 
 _SUFFIXES = {
@@ -42,11 +43,13 @@ def format_of(path: Path, given: str | None) -> str:
 
 
 def sniff(path: Path, given: str | None) -> str:
-    """The format of a file that is there: as given, by suffix, else by its content.
+    """The format of a file or directory that is there: as given, by suffix, else by its content.
 
     Raises:
         UsageError: none of them tells.
     """
+    if given is None and is_dcp(path) and not any(path.glob(f"*{INDEX_SUFFIX}")):
+        return "dcp"
     if given is None and path.is_file() and path.suffix.lower() not in _SUFFIXES:
         if zipfile.is_zipfile(path):
             try:

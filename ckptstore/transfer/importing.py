@@ -10,21 +10,27 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import blake3
+
 from ckptstore.arrays import LazyArray, nbytes
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import NotFoundError, UsageError
 from ckptstore.load.select import Globs, Rename, Selection
 from ckptstore.model.dtypes import DType
 from ckptstore.run import Run
-from ckptstore.transfer import dtypes, read_npz, read_safetensors, read_torch
+from ckptstore.transfer import dtypes, read_dcp, read_npz, read_safetensors, read_torch
 from ckptstore.transfer.formats import sniff
 from ckptstore.transfer.names import Renamer, listed
+from ckptstore.transfer.nesting import WHOLE_KEY, paths_of
 from ckptstore.transfer.report import Progress
 from ckptstore.transfer.source import Source, converted
 from ckptstore.transfer.trees import as_components, mapped, renamed, selected
 
 IMPORT_KEY = "import"
 """Where the checkpoint's metadata tells what was imported."""
+
+MAX_FILES = 256
+"""So many are told of one by one; of more, one digest over the lines that ``b3sum`` would print."""
 
 
 def import_(
@@ -45,25 +51,26 @@ def import_(
     tags: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> Checkpoint:
-    """Saves what a file holds as a checkpoint of a run; it streams, as :func:`export` does.
+    """Saves what a file, or a DCP directory, holds as a checkpoint of a run; it streams, as :func:`export` does.
 
     The checkpoint is like any other. Its metadata has an entry "import": source, format, size and BLAKE3
     of each file, and the metadata of the file itself.
 
     Args:
         store_run: like every save, this opens a session: a training of that run elsewhere is superseded.
-        source: a file; for safetensors also an index, or a directory with one.
+        source: a file; for safetensors also an index, or a directory with one; for dcp the directory.
         step: of the new checkpoint.
         format: by suffix and content if None.
         component: the top-level key of the state that it becomes. None: what the file names ``model.x``
-            becomes ``x`` in the component ``model``, and the top-level keys of a torch file are components.
+            becomes ``x`` in the component ``model``, and the top-level keys of a torch file or of what
+            torch.distributed.checkpoint wrote are components.
         only, exclude: globs over names in the file.
-        strip_prefix: taken off names that begin with it; of a nested torch file, ``"model."`` means what
-            lies under ``model``.
+        strip_prefix: taken off names that begin with it; of a nested state, ``"model."`` means what lies
+            under ``model``.
         rename: names or prefixes, applied after that.
         dtype: floating-point tensors are converted to it.
-        allow_pickle: for torch files: load types that torch does not consider safe. Runs code from the
-            file: only for files that you trust.
+        allow_pickle: for torch and dcp: load types that torch does not consider safe. Runs code from the
+            file: only for files that you trust. From dcp, values that cannot be stored are pickled again.
         metrics, metadata, tags: as of :meth:`Run.save`.
         progress: told (bytes done, bytes in all), from several threads.
 
@@ -93,12 +100,15 @@ def import_(
         state = as_components(tree, component, is_flat=found.is_flat)
         if target is not None:
             _check_cast(state, component, target)
+        whole = paths_of(state, found.whole) if found.whole else []
         counter = _Counter(progress)
         state = mapped(state, lambda lazy: counter.watch(_converted(lazy, target)), {})
         counter.start()
         facts = _facts(path, found)
         if target is not None:
             facts["dtype"] = target.name
+        if whole:
+            facts[WHOLE_KEY] = whole
         latest = store_run.latest
         pending = store_run.save(
             step,
@@ -107,6 +117,7 @@ def import_(
             metadata={**(metadata or {}), IMPORT_KEY: facts},
             tags=tags,
             bases=() if latest is None else (latest,),
+            allow_pickle=allow_pickle and found.format == "dcp",
             origin="import",
         )
         return pending.result()
@@ -124,6 +135,8 @@ def _read(path: Path, format: str | None, *, allow_pickle: bool) -> Source:
             return read_torch.read(path, allow_pickle=allow_pickle)
         case "npz":
             return read_npz.read(path)
+        case "dcp":
+            return read_dcp.read(path, allow_pickle=allow_pickle)
         case _:
             return read_safetensors.read(path)
 
@@ -149,14 +162,18 @@ def _converted(lazy: LazyArray, target: DType | None) -> LazyArray:
 def _facts(path: Path, found: Source) -> dict[str, Any]:
     """What the checkpoint tells about where it came from."""
     files = [{"name": f.path.name, "bytes": f.size, "blake3": f.digest()} for f in found.files]
-    facts = {
+    facts: dict[str, Any] = {
         "source": os.fspath(path),
         "format": found.format,
-        "bytes": sum(file["bytes"] for file in files if isinstance(file["bytes"], int)),
-        "files": files,
+        "bytes": sum(file.size for file in found.files),
+        "files": files[:MAX_FILES],
     }
     if len(files) == 1:
         facts["blake3"] = files[0]["blake3"]
+    elif len(files) > MAX_FILES:
+        lines = "".join(f"{file['blake3']}  {file['name']}\n" for file in files)
+        facts["files_in_all"] = len(files)
+        facts["blake3"] = blake3.blake3(lines.encode("utf-8", "surrogateescape")).hexdigest()
     if found.metadata:
         facts["metadata"] = dict(found.metadata)
     return facts

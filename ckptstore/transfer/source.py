@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,28 @@ _CONVERT_ELEMENTS = 1 << 19
 
 
 class SourceFile:
-    """An open file to import from. It is read into memory that is used again, never mapped.
+    """A file to import from. It is read into memory that is used again, never mapped.
+
+    Args:
+        keep_open: else it is opened for each read, so that there may be thousands.
 
     Attributes:
         size: in bytes.
     """
 
-    def __init__(self, path: Path, buffers: Buffers) -> None:
+    def __init__(self, path: Path, buffers: Buffers, *, keep_open: bool = True) -> None:
         self.path = path
         self._buffers = buffers
+        self._kept: int | None = None
         if not path.is_file():
             raise NotFoundError(f"there is no file {path}")
         with os_errors(f"cannot read {path}"):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._stat = os.fstat(self._fd)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._stat = os.fstat(fd)
+        if keep_open:
+            self._kept = fd
+        else:
+            os.close(fd)
         self.size = self._stat.st_size
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -46,18 +55,29 @@ class SourceFile:
         """
         view = self._buffers.take(stop - start)
         done = 0
-        with os_errors(f"cannot read {self.path}"):
+        with os_errors(f"cannot read {self.path}"), self._opened() as fd:
             while done < len(view):
-                count = os.preadv(self._fd, [view[done:]], start + done)
+                count = os.preadv(fd, [view[done:]], start + done)
                 if count == 0:
                     raise DocumentError(f"{self.path} ends at byte {start + done}, before {stop}")
                 done += count
-            now = os.fstat(self._fd)
-        if (now.st_size, now.st_mtime_ns) != (self.size, self._stat.st_mtime_ns):
+            now = os.fstat(fd)
+        if _identity(now) != _identity(self._stat):
             raise ConflictError(
                 f"{self.path} was changed while it was being imported", hint="import it again"
             )
         return view
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        if self._kept is not None:
+            yield self._kept
+            return
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def digest(self) -> str:
         """BLAKE3 of the whole file, hex."""
@@ -68,7 +88,12 @@ class SourceFile:
 
     def close(self) -> None:
         """Lets go of the file."""
-        os.close(self._fd)
+        if self._kept is not None:
+            os.close(self._kept)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,13 +101,14 @@ class Source:
     """What a reader found.
 
     Attributes:
-        format: "safetensors", "torch" or "npz".
-        tree: names to lazy arrays, or (torch) whatever was saved, with lazy arrays in it. The same object
+        format: "safetensors", "torch", "npz" or "dcp".
+        tree: names to lazy arrays, or (torch, dcp) whatever was saved, with lazy arrays in it. The same object
             twice is a tied tensor.
         is_flat: it is the former.
         metadata: what the file says besides.
         files: the files that it lies in, to be digested.
         scratch: temporary ones.
+        whole: containers in the tree that were pickled as one value where others are flattened (dcp).
     """
 
     format: str
@@ -91,6 +117,7 @@ class Source:
     metadata: Mapping[str, Any]
     files: tuple[SourceFile, ...]
     scratch: tuple[SourceFile, ...] = ()
+    whole: tuple[Any, ...] = ()
 
     def close(self) -> None:
         """Lets go of all files."""

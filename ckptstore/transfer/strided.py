@@ -60,13 +60,18 @@ def read_strided(
     for box in boxes_of(shape, span[0] // itemsize, span[1] // itemsize):
         target = raw[position : position + box.numel].reshape(box.sizes)
         first = offset + sum(o * s for o, s in zip(box.offsets, strides, strict=True))
-        _gather(read, target, first, strides)
+        gather(read, target, first, strides)
         position += box.numel
     return out
 
 
-def _gather(read: ReadRange, target: npt.NDArray[np.generic], first: int, strides: Sequence[int]) -> None:
-    """Fills `target` from the storage; halves what lies too far apart to be read at once."""
+def gather(read: ReadRange, target: npt.NDArray[np.generic], first: int, strides: Sequence[int]) -> None:
+    """Fills `target` from a storage; halves what lies too far apart to be read at once.
+
+    Args:
+        first: the element of the storage that comes first.
+        strides: there, in elements.
+    """
     itemsize = target.dtype.itemsize
     reach = [(size - 1) * stride for size, stride in zip(target.shape, strides, strict=True)]
     count = 1 + sum(reach)
@@ -79,5 +84,5 @@ def _gather(read: ReadRange, target: npt.NDArray[np.generic], first: int, stride
     half = target.shape[dim] // 2
     low = tuple(slice(half) if i == dim else slice(None) for i in range(target.ndim))
     high = tuple(slice(half, None) if i == dim else slice(None) for i in range(target.ndim))
-    _gather(read, target[low], first, strides)
-    _gather(read, target[high], first + half * strides[dim], strides)
+    gather(read, target[low], first, strides)
+    gather(read, target[high], first + half * strides[dim], strides)

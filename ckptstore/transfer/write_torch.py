@@ -23,7 +23,7 @@ from ckptstore.transfer.zips import ZipWriter
 _ROOT = "archive"
 _ALIGN = 64
 
-_STORAGES = {
+STORAGES = {
     "bool": "BoolStorage",
     "uint8": "ByteStorage",
     "int8": "CharStorage",
@@ -64,8 +64,8 @@ class _Pickler(pickle.Pickler):
         import torch
 
         entry, key = obj.place.entry, str(obj.place.key)
-        if entry.dtype.name in _STORAGES:
-            kind = getattr(torch, _STORAGES[entry.dtype.name])
+        if entry.dtype.name in STORAGES:
+            kind = getattr(torch, STORAGES[entry.dtype.name])
             return ("storage", kind, key, "cpu", entry.nbytes // entry.dtype.itemsize)
         return ("storage", torch.UntypedStorage, key, "cpu", entry.nbytes)
 
@@ -79,16 +79,17 @@ class _Pickler(pickle.Pickler):
             _Storage(obj),
             0,
             entry.shape,
-            _strides(entry.shape),
+            strides_of(entry.shape),
             False,
             collections.OrderedDict(),
         )
-        if entry.dtype.name in _STORAGES:
+        if entry.dtype.name in STORAGES:
             return torch._utils._rebuild_tensor_v2, arguments
         return torch._utils._rebuild_tensor_v3, (*arguments, getattr(torch, entry.dtype.name))
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor that lies row by row, in elements."""
     strides: list[int] = []
     step = 1
     for extent in reversed(shape):

@@ -1,0 +1,386 @@
+"""Comparing a state with a checkpoint: what goes where, and every difference, before any byte is read."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ckptstore import arrays
+from ckptstore.errors import StateMismatchError
+from ckptstore.load.build import Blob, Builder
+from ckptstore.load.live import (
+    has_tensors,
+    held_in,
+    is_sharded_module,
+    is_taken_whole,
+    is_tensor,
+    memory_of,
+    takes_state_dict,
+    unwritable,
+)
+from ckptstore.load.plan import Want
+from ckptstore.load.saved import OwnParts, Saved, own_parts
+from ckptstore.load.select import Selection
+from ckptstore.model.layout import Tensor, assign_names
+from ckptstore.model.plain import Composite, StatePath, show_path
+from ckptstore.model.targets import LOAD, LoadLike
+from ckptstore.model.unpack import walk
+from ckptstore.shards import Held, MayDiffer, PerRank
+from ckptstore.tier.contents import Contents
+
+_SHOWN = 12
+
+
+class Matcher:
+    """Plans one restore.
+
+    Attributes:
+        builder: makes what is new; its wants are to be fetched, too.
+        wants: boxes that are read into memory of the target.
+        after: to be called when all has been read: copies into what cannot be read into directly.
+        replacements: (container, key, value) of entries that get a new value.
+        objects: (object, argument) of ``load_state_dict`` calls.
+        missing, unexpected: names on one side only.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        selection: Selection,
+        *,
+        strict: bool,
+        extend: bool,
+        allow_pickle: bool,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._contents = contents
+        self._layout = contents.layout
+        self._selection = selection
+        self._strict = strict
+        self._extend = extend
+        self._rank = rank
+        self._world_size = world_size
+        self.builder = Builder(contents, allow_pickle=allow_pickle)
+        self.wants: list[Want] = []
+        self.after: list[Callable[[], None]] = []
+        self.replacements: list[tuple[Any, Any, Any]] = []
+        self.objects: list[tuple[Any, Any]] = []
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self._problems: list[str] = []
+        self._had_keys = True
+        self._taken: set[int] = set()
+        self._filled: dict[tuple[Any, ...], int] = {}
+        self._names: dict[StatePath, str] = {}
+        self._stored: dict[str, int] = {}
+        self._excluded: set[str] = set()
+        self._inside: dict[int, dict[Any, Any]] = {}
+        self._made_like: dict[tuple[int, int], Any] = {}
+
+    def match(self, target: dict[Any, Any]) -> dict[Any, Any]:
+        """Compares everything and plans; changes nothing."""
+        found = [(path, value) for path, value in self._leaves(target) if is_tensor(value)]
+        names = assign_names([path for path, _ in found])
+        self._names = {path: name for (path, _), name in zip(found, names, strict=True)}
+        own = own_parts(self._contents.decode_tree(Saved), target, self._rank)
+        for name, index in self._layout.by_name.items():
+            if name in own.others:
+                continue
+            known_as = self._selection.target_name(own.names.get(name, name))
+            if not self._selection.wants(name):
+                self._excluded.add(known_as)
+            elif self._stored.setdefault(known_as, index) != index:
+                self._problems.append(f"rename gives two stored tensors the name {known_as!r}")
+        # Arrays are matched by name and values by place: a renamed tensor has no place.
+        for path, value in found:
+            self._match_array(path, value)
+        self._had_keys = bool(target)
+        result: dict[Any, Any] = self._match_node(own.tree, target, ())
+        self._note_absent(own)
+        for name, index in self._stored.items():
+            if index not in self._taken:
+                self.unexpected.append(name)
+        return result
+
+    def _leaves(self, target: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
+        """Every leaf of the target; of a module with sharded parameters those of its ``state_dict``."""
+        for below, value in walk(target, path):
+            if isinstance(value, (PerRank, MayDiffer)):
+                yield from self._leaves(value.value, below)
+            elif is_sharded_module(value):
+                # Such a module takes no whole tensors: its own are filled.
+                inside = self._inside[id(value)] = value.state_dict()
+                yield from self._leaves(inside, below)
+            else:
+                yield below, value
+
+    def _note_absent(self, own: OwnParts) -> None:
+        for absent in own.absent:
+            name = _name_of(absent.path)
+            if not any(self._selection.wants(stored) for stored in (name, *absent.names)):
+                continue
+            if self._strict:
+                kept = ", ".join(str(key) for key in absent.keys[:_SHOWN])
+                self._problems.append(
+                    f"{name}: kept by each rank of its own ({kept}), there is none of {absent.key} for rank "
+                    f"{self._rank} of {self._world_size}; PerRank(..., key=) in the state chooses one"
+                )
+            elif name not in self.missing:
+                self.missing.append(name)
+
+    def raise_problems(self) -> None:
+        """Raises what :meth:`match` found, all at once."""
+        problems = list(self._problems)
+        if self._strict:
+            problems += [f"missing in the checkpoint: {name}" for name in self.missing]
+            problems += [f"not in this state: {name}" for name in self.unexpected]
+        if not problems:
+            return
+        shown = "\n  ".join(problems[:_SHOWN])
+        more = f"\n  ... and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise StateMismatchError(
+            f"{self._contents} does not fit this state; nothing was loaded:\n  {shown}{more}",
+            problems=problems,
+            hint=self._hint(),
+        )
+
+    def _hint(self) -> str:
+        prefix = _common_prefix(self.missing, self.unexpected)
+        if prefix is not None:
+            return prefix
+        return "strict=False takes the names that both have; rename=, only=, exclude= and cast= relax by name"
+
+    # --- arrays -------------------------------------------------------------------------------
+
+    def _match_array(self, path: StatePath, value: Any) -> None:
+        name = self._names[path]
+        if self._selection.only is not None and name not in self._stored:
+            return  # not asked for: it stays as it is
+        index = self._stored.get(name)
+        if index is None:
+            if name not in self._excluded:
+                self.missing.append(name)
+            return
+        self._taken.add(index)
+        tensor = self._layout.tensors[index]
+        held = held_in(value, path)
+        info = arrays.describe(held.array, path)
+        if held.shape != tensor.shape:
+            self._problems.append(
+                f"{name}: shape {list(held.shape)} here, {list(tensor.shape)} in the checkpoint"
+            )
+            return
+        if info.dtype.name != tensor.dtype.name and not self._selection.may_cast(name):
+            self._problems.append(
+                f"{name}: dtype {info.dtype.name} here, {tensor.dtype.name} in the checkpoint "
+                f"(cast={name!r} converts it)"
+            )
+            return
+        for reason in (unwritable(held), self._unlike_dates(held.array, index)):
+            if reason is not None:
+                self._problems.append(f"{name}: {reason}")
+                return
+        tie = memory_of(held, path)
+        if tie is not None and self._is_filled_already(tie, index, name):
+            return
+        self._fill(held, index, tensor, self.wants, cast=info.dtype.name != tensor.dtype.name)
+
+    def _unlike_dates(self, value: Any, index: int) -> str | None:
+        """Dates and times are stored as numbers of a unit: another unit would be another time."""
+        # Only numpy arrays have such units; for all else the tree need not be decoded for them once more.
+        is_numpy = self._layout.tensors[index].kind == "numpy"
+        detail = self._contents.details.get(index) if is_numpy else None
+        here = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else None
+        there = np.dtype(detail).newbyteorder("=") if detail is not None and detail[1:2] in "mM" else None
+        is_date = here is not None and here.kind in "mM"
+        if (is_date or there is not None) and here != there:
+            return f"{here or 'a tensor'} here, {there or 'plain numbers'} in the checkpoint"
+        return None
+
+    def _is_filled_already(self, tie: tuple[Any, ...], index: int, name: str) -> bool:
+        """Whether this memory is filled under another name; a conflict if by another tensor."""
+        first = self._filled.setdefault(tie, index)
+        if first == index:
+            return self._filled_once(tie)
+        if self._chunk_digests(first) != self._chunk_digests(index):
+            self._problems.append(
+                f"{name}: shares its memory with {self._layout.tensors[first].name} here, "
+                "but they differ in the checkpoint"
+            )
+        return True
+
+    def _filled_once(self, tie: tuple[Any, ...]) -> bool:
+        key = ("seen", *tie)
+        seen = key in self._filled
+        self._filled[key] = 1
+        return seen
+
+    def _chunk_digests(self, index: int) -> list[bytes]:
+        first = self._layout.chunks.first
+        return [bytes(d) for d in self._contents.digests[int(first[index]) : int(first[index + 1])]]
+
+    def _fill(self, held: Held, index: int, tensor: Tensor, wants: list[Want], *, cast: bool) -> None:
+        if not tensor.nbytes:
+            return
+        for box, array in held.parts:
+            raw = None if cast else arrays.raw_view(array)
+            if raw is not None:
+                wants.append(Want(index, box, raw))
+                continue
+            loaded = self.builder.box(index, box, "torch" if arrays.is_torch_tensor(array) else "numpy")
+            self.after.append(functools.partial(arrays.assign, array, loaded))
+
+    def _take_like(self, saved: Any, like: Any, path: StatePath) -> Any:
+        """A new tensor that is sharded and placed as `like`."""
+        if not isinstance(saved, Saved) or saved.kind != "torch":
+            return self._take(saved, path)
+        tensor = self._layout.tensors[saved.index]
+        self._taken.add(saved.index)
+        if tuple(like.shape) != tensor.shape:
+            self._problems.append(
+                f"{_name_of(path)}: shape {list(like.shape)} here, {list(tensor.shape)} in the checkpoint"
+            )
+            return LOAD
+        key = (saved.index, id(like))
+        if key not in self._made_like:
+            made = self._made_like[key] = arrays.empty_like(like, tensor.dtype)
+            held = held_in(made, path)
+            reason = unwritable(held)
+            if reason is not None:
+                self._problems.append(f"{_name_of(path)}: {reason}")
+            else:
+                self._fill(held, saved.index, tensor, self.builder.wants, cast=False)
+        return self._made_like[key]
+
+    # --- everything else ----------------------------------------------------------------------
+
+    def _match_node(self, saved: Any, target: Any, path: StatePath) -> Any:
+        if isinstance(target, (PerRank, MayDiffer)):
+            made = self._match_node(saved, target.value, path)
+            return target if made is target.value else dataclasses.replace(target, value=made)
+        if is_tensor(target):
+            if not isinstance(saved, Saved) and path in self._names and self._names[path] not in self._stored:
+                self._problems.append(
+                    f"{show_path(path)}: a tensor here, {type(saved).__name__} in the checkpoint"
+                )
+            return target
+        if target is LOAD:
+            return self._take(saved, path)
+        if isinstance(target, LoadLike):
+            return self._take_like(saved, target.like, path)
+        if id(target) in self._inside:
+            inside = self._inside[id(target)]
+            self.objects.append((target, self._match_node(saved, inside, path)))
+            return target
+        if takes_state_dict(target):
+            self.objects.append((target, self._take(saved, path)))
+            return target
+        if isinstance(saved, dict) and isinstance(target, dict) and (target or not path):
+            return self._match_dict(saved, target, path)
+        if isinstance(saved, (list, tuple)) and isinstance(target, (list, tuple)) and target:
+            return self._match_sequence(saved, target, path)
+        if has_tensors(target):
+            self._problems.append(
+                f"{show_path(path)}: {type(target).__name__} with tensors here, "
+                f"{type(saved).__name__} in the checkpoint"
+            )
+            return target
+        return self._take(saved, path)
+
+    def _match_dict(self, saved: dict[Any, Any], target: dict[Any, Any], path: StatePath) -> Any:
+        for key, item in saved.items():
+            below = (*path, key)
+            if key in target:
+                if is_taken_whole(target[key]) and not self._wants_under(item, below):
+                    continue
+                made = self._match_node(item, target[key], below)
+                if made is not target[key] and self._is_wanted(below):
+                    self.replacements.append((target, key, made))
+            elif not _holds_saved(item) or (not path and not self._had_keys):
+                if self._extend and self._is_wanted(below):
+                    self.replacements.append((target, key, self._take(item, below)))
+                elif self._selection.wants(_name_of(below)):
+                    self.unexpected.append(_name_of(below))
+        for key, item in target.items():
+            if key not in saved and not is_tensor(item):
+                self._missing_values(item, (*path, key))
+        return target
+
+    def _wants_under(self, saved: Any, path: StatePath) -> bool:
+        """Whether any of a subtree was asked for; what is taken whole comes with the rest of it."""
+        return self._is_wanted(path) or any(self._is_wanted(below) for below, _ in walk(saved, path))
+
+    def _is_wanted(self, path: StatePath) -> bool:
+        return self._selection.is_all or self._selection.wants(_name_of(path))
+
+    def _missing_values(self, item: Any, path: StatePath) -> None:
+        """What the state asks for and the checkpoint lacks; its own plain values just stay as they are."""
+        if is_taken_whole(item) and self._selection.wants(_name_of(path)):
+            self.missing.append(_name_of(path))
+
+    def _match_sequence(self, saved: Any, target: Any, path: StatePath) -> Any:
+        if len(saved) != len(target):
+            if has_tensors(target):
+                self._problems.append(
+                    f"{show_path(path)}: {len(target)} entries here, {len(saved)} in the checkpoint"
+                )
+                return target
+            return self._take(saved, path)
+        made = [
+            self._match_node(s, t, (*path, i)) for i, (s, t) in enumerate(zip(saved, target, strict=True))
+        ]
+        if isinstance(target, list):
+            self.replacements += [
+                (target, i, new)
+                for i, (new, old) in enumerate(zip(made, target, strict=True))
+                if new is not old
+            ]
+            return target
+        return tuple(made) if type(saved) is tuple and type(target) is tuple else self._take(saved, path)
+
+    def _take(self, saved: Any, path: StatePath) -> Any:
+        """New objects for a saved subtree."""
+        if isinstance(saved, Saved):
+            self._taken.add(saved.index)
+            return self.builder.tensor(saved.index, saved.kind, saved.detail)
+        if isinstance(saved, Composite):
+            parts = {name: self._take(part, path) for name, part in saved.parts.items()}
+            return Composite(saved.kind, saved.head, parts)
+        if isinstance(saved, dict):
+            for key, item in saved.items():
+                saved[key] = self._take(item, path)
+            return saved
+        if isinstance(saved, (list, collections.deque)):
+            for i, item in enumerate(saved):
+                saved[i] = self._take(item, path)
+            return saved
+        return tuple(self._take(item, path) for item in saved) if type(saved) is tuple else saved
+
+
+def _holds_saved(node: Any) -> bool:
+    return any(isinstance(value, (Saved, Composite, Blob)) for _, value in walk(node))
+
+
+def _name_of(path: StatePath) -> str:
+    return ".".join(str(key) for key in path)
+
+
+def _common_prefix(missing: Iterable[str], unexpected: Iterable[str]) -> str | None:
+    """The remedy where names differ by a wrapper's prefix only (``_orig_mod.``, ``module.``)."""
+    here, there = set(missing), set(unexpected)
+    if not here or not there:
+        return None
+    for prefix in ("_orig_mod.", "module.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
+        if any(prefix in name for name in there) and {n.replace(prefix, "") for n in there} == here:
+            return (
+                f"the checkpoint's names carry {prefix!r}: rename=lambda name: name.replace({prefix!r}, '')"
+            )
+        if any(prefix in name for name in here) and {n.replace(prefix, "") for n in here} == there:
+            return f"this state's names carry {prefix!r}: pass the unwrapped module, or a TrainState"
+    return None

@@ -1,0 +1,144 @@
+"""What the ranks of one attempt tell each other, as objects under ``parts/<attempt>/``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ckptstore.errors import CkptstoreError, DocumentError, ObjectExistsError, ObjectNotFoundError
+from ckptstore.model.documents import Fields, seal, unseal
+from ckptstore.model.ids import DIGEST_BYTES, Attempt, digest_of
+from ckptstore.model.layout import Layout
+from ckptstore.pool import Pool, default_threads
+from ckptstore.save.agree import Agreement
+from ckptstore.save.parts import Part, Start, decode_part, decode_start, encode_part, encode_start
+from ckptstore.tier import layout
+from ckptstore.tier.tier import Tier
+
+log = logging.getLogger("ckptstore")
+
+_MAX_PLAN_BYTES = 1 << 30
+_ALONE = 4
+"""From more documents than this on, several threads read them."""
+
+
+class Room:
+    """One attempt's room; every document in it is written once, by one rank.
+
+    Attributes:
+        parts: rank -> its part, as far as :meth:`look` has found them.
+        holdings: rank -> what it holds, likewise.
+    """
+
+    def __init__(self, tier: Tier, attempt: Attempt) -> None:
+        self._tier = tier
+        self._attempt = attempt
+        self._name = str(attempt)
+        self._seen: set[str] = set()
+        self.parts: dict[int, Part] = {}
+        self.holdings: dict[int, Layout] = {}
+
+    def look(self) -> None:
+        """Reads what has come since the last look.
+
+        Raises:
+            DocumentError: something there is no part.
+        """
+        prefix = layout.part_prefix(self._name)
+        keys = [info.key for info in self._tier.listing(prefix) if info.key not in self._seen]
+        if len(keys) <= _ALONE:
+            for key in keys:
+                self._read(key)
+            return
+        with Pool(min(default_threads(self._tier.backend.capabilities.concurrency), len(keys))) as pool:
+            for key in keys:
+                pool.submit(self._read, key)
+            pool.drain()
+
+    def _read(self, key: str) -> None:
+        name = layout.stem(key)
+        kind, _, number = name.rpartition(".")
+        if kind not in ("", "plan") or not (number.isascii() and number.isdigit()):
+            self._seen.add(key)
+            return
+        data = self._tier.read(key)
+        if data is None:
+            return
+        if kind:
+            fields = Fields(unseal(data, "holding", what=key)[1], key)
+            self.holdings[int(number)] = Layout.decode(fields.get("layout", bytes))
+        else:
+            part = decode_part(data, key)
+            if part.rank != int(number):
+                raise DocumentError(f"{key} is the part of rank {part.rank}")
+            self.parts[part.rank] = part
+        self._seen.add(key)
+
+    # --- saying -------------------------------------------------------------------------------
+
+    def say_start(self, start: Start) -> None:
+        """Rank 0: which pins hold."""
+        self._tier.put_new(layout.start_key(self._name), encode_start(start))
+
+    def say_plan(self, agreement: Agreement) -> None:
+        """Rank 0: who writes what. A bulk object, for it may be larger than any document."""
+        data = agreement.encode()
+        try:
+            self._tier.backend.put(layout.plan_key(self._name), [digest_of(data), data], if_absent=True)
+        except ObjectExistsError:
+            log.info("the plan of %s was there already", self._attempt)
+
+    def say_holding(self, rank: int, held: Layout) -> None:
+        """Any other rank, before who writes what was agreed: what it holds."""
+        self._tier.put_new(layout.holding_key(self._name, rank), seal("holding", {"layout": held.encode()}))
+
+    def say_part(self, part: Part) -> None:
+        """Any rank: what it wrote, or why it could not."""
+        self._tier.put_new(layout.part_key(self._name, part.rank), encode_part(part))
+
+    # --- hearing ------------------------------------------------------------------------------
+
+    def start(self) -> Start | None:
+        """What rank 0 announced; None when it has not yet."""
+        key = layout.start_key(self._name)
+        data = self._tier.read(key)
+        return None if data is None else decode_start(data, key)
+
+    def plan(self) -> Agreement | None:
+        """Who writes what; None when rank 0 has not said so yet.
+
+        Raises:
+            DocumentError: it is damaged.
+        """
+        key = layout.plan_key(self._name)
+        try:
+            data = self._tier.backend.get(key, max_bytes=_MAX_PLAN_BYTES)
+        except ObjectNotFoundError:
+            return None
+        if digest_of(data[DIGEST_BYTES:]) != data[:DIGEST_BYTES]:
+            raise DocumentError(f"{key}: its digest does not match")
+        return Agreement.decode(data[DIGEST_BYTES:])
+
+    def clear(self) -> None:
+        """Removes everything, once nobody can need it any more; failing is harmless (gc reaps it)."""
+        try:
+            keys = [info.key for info in self._tier.listing(layout.part_prefix(self._name))]
+            for result in self._tier.backend.delete(keys):
+                if result.error is not None:
+                    raise result.error
+        except CkptstoreError as error:
+            log.info("the parts of %s stay for gc to reap: %s", self._attempt, error.message)
+
+    def reasons(self) -> str:
+        """Why ranks could not do their part, as far as they could say."""
+        try:
+            self.look()
+        except CkptstoreError as error:
+            log.warning("the parts of %s cannot be read: %s", self._attempt, error.message)
+        return reasons_of(self.parts.values())
+
+
+def reasons_of(parts: Iterable[Part]) -> str:
+    """``rank 2: ...; rank 5: ...`` of the parts that failed."""
+    failed = sorted((part.rank, part.error) for part in parts if part.error is not None)
+    return "; ".join(f"rank {rank}: {error}" for rank, error in failed)
