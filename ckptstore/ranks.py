@@ -248,7 +248,7 @@ class KeyedRanks(Ranks):
 
     def _wait(self, topic: str, ranks: Sequence[int]) -> list[bytes]:
         found: dict[int, bytes] = {}
-        wait = Backoff(self._environment, self._seconds)
+        wait = Backoff(self._environment, self._seconds, self.world_size)
         while True:
             for rank in ranks:
                 if rank not in found and (word := self._words.get(topic, rank)) is not None:
@@ -265,12 +265,19 @@ class KeyedRanks(Ranks):
 
 
 class Backoff:
-    """Growing, jittered pauses until a deadline."""
+    """Growing, jittered pauses until a deadline.
 
-    def __init__(self, environment: Environment, seconds: float) -> None:
+    Args:
+        seconds: until then.
+        world_size: how many may be looking: the more there are, the less often each looks, so that the
+            tier is asked some hundred times a second at most.
+    """
+
+    def __init__(self, environment: Environment, seconds: float, world_size: int = 1) -> None:
         self._environment = environment
         self._end = environment.monotonic() + seconds
         self._next = 0.002
+        self._longest = min(0.05 + 0.002 * world_size, 5.0)
 
     def pause(self) -> bool:
         """Sleeps a little; False when the deadline has passed."""
@@ -279,7 +286,7 @@ class Backoff:
             return False
         jitter = 0.5 + int.from_bytes(self._environment.random_bytes(2), "big") / 65536
         self._environment.sleep(min(self._next * jitter, left))
-        self._next = min(self._next * 1.6, 1.0)
+        self._next = min(self._next * 1.6, self._longest)
         return True
 
 

@@ -330,7 +330,7 @@ class Run(RunResume):
         """The session that rank 0 has opened; the document is how the others learn of it."""
         words = TierWords(self._tier, self.key, key)
         seconds = self._options.deadline_seconds
-        backoff = Backoff(self._tier.environment, seconds)
+        backoff = Backoff(self._tier.environment, seconds, self._ranks.world_size)
         failed: list[bytes] = []
 
         def wait() -> bool:

@@ -92,6 +92,7 @@ class _Collector:
             return value.value
         held = shards.held_of(value, path)
         if held is not None:
+            _check_plain(held.array, path)
             info = arrays.describe(held.array, path)
             tie = None if info.tie is None else (*info.tie, held.shape)
             info = dataclasses.replace(info, shape=held.shape, tie=tie)
@@ -189,6 +190,18 @@ def _parts(value: Any, shape: Shape) -> tuple[shards.Part, ...]:
     if isinstance(value, shards.Held):
         return tuple(sorted(value.parts, key=lambda part: part[0].offsets))
     return ((Box.whole(shape), value),) if 0 not in shape else ()
+
+
+def _check_plain(local: Any, path: StatePath) -> None:
+    """That what a rank holds of a sharded tensor has plain bytes, one for each element of its boxes."""
+    if not isinstance(local, arrays.LazyArray) and arrays.composite_of(local, path) is not None:
+        where = show_path(path)
+        raise UnsupportedValueError(
+            f"{where} is sharded, and its local part is a {class_path_of(local)}, whose inner tensors have no "
+            "place in the whole tensor",
+            path=where,
+            hint="save ckptstore.PerRank(tensor.to_local()), or its plain form",
+        )
 
 
 def _with_buffers_marked(owner: Any, state: Any) -> Any:

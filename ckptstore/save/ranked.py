@@ -412,4 +412,5 @@ class RankedSaver:
         self._remembered = Remembered(record, digests, locations, part.keys)
 
     def _backoff(self, patience: float = 1.0) -> Backoff:
-        return Backoff(self._tier.environment, self._options.deadline_seconds * patience)
+        seconds = self._options.deadline_seconds * patience
+        return Backoff(self._tier.environment, seconds, self._ranks.world_size)
