@@ -93,7 +93,7 @@ class Run(RunResume):
             step: an int. Saving a step again makes a second checkpoint of that step, the later of both.
             state: a TrainState, or a dict of components: nested containers of tensors, arrays, values and
                 objects with ``state_dict``.
-            metrics: numbers by name, for :meth:`best` and retention.
+            metrics: numbers by name, for :meth:`best` and retention; rank 0's count, and its metadata and tags.
             metadata: any plain values, up to 4 MiB.
             tags: names for it within the run.
             bases: further checkpoints, of any run of the store, whose stored chunks may be reused. What
@@ -312,6 +312,11 @@ class Run(RunResume):
         self, resumed_from: Checkpoint | None, key: str, *, rewound: bool, exclusive: bool
     ) -> EpochDoc:
         try:
+            if key and runs.wait_for_epoch(self._tier, self.name, key, lambda: False) is not None:
+                raise UsageError(
+                    f"session_key={self._ranks.key!r} was used before in run {self.name!r}",
+                    hint="it must be new at each start, and the same on all ranks: add the restart count",
+                )
             return runs.open_epoch(
                 self._tier,
                 self.name,

@@ -22,7 +22,7 @@ from ckptstore.errors import UsageError
 if TYPE_CHECKING:
     from ckptstore.transfer import ExportReport
 
-FORMATS = ("safetensors", "torch", "npz")
+FORMATS = ("safetensors", "torch", "npz", "dcp")
 
 _format_option = click.option("--format", "form", type=click.Choice(FORMATS), help="Default: by the suffix.")
 _only_option = click.option(
@@ -44,6 +44,7 @@ _dtype_option = click.option(
     "ckptstore export gpt@paper release/ --component model --dtype bfloat16 --max-shard-size 5GB",
     "ckptstore export gpt@latest state.pt",
     'ckptstore export gpt@1000 head.npz --only "model.head.*" --strip-prefix model.',
+    "ckptstore export gpt@latest dcp/ --format dcp",
 )
 @click.argument("ref", shell_complete=complete_ref)
 @click.argument("destination", type=click.Path(path_type=Path), metavar="DST", shell_complete=complete_path)
@@ -82,7 +83,8 @@ def export(
 ) -> None:
     """Writes a checkpoint, or a part of it, as a file that other tools read.
 
-    The suffix says which: .safetensors, .npz, or .pt, .pth, .bin, .ckpt for what torch.load reads. Every
+    The suffix says which: .safetensors, .npz, or .pt, .pth, .bin, .ckpt for what torch.load reads. With
+    --format dcp DST is a directory for torch.distributed.checkpoint: a new one, or an empty one. Every
     byte is verified on the way. DST appears when it is whole. What the format cannot hold is listed.
     """
     from ckptstore.transfer import export as write
@@ -113,6 +115,13 @@ def export(
         output.say(line)
 
 
+_NOT_HELD = {
+    "safetensors": "values, and safetensors holds tensors only",
+    "npz": "values, and npz holds tensors only",
+    "dcp": "empty dicts, which dcp does not keep",
+}
+
+
 def _report_lines(report: ExportReport) -> Iterator[str]:
     rate = f", {size(int(report.file_bytes / report.seconds))}/s" if report.seconds > 0 else ""
     where = shown(str(report.paths[0]))
@@ -128,7 +137,7 @@ def _report_lines(report: ExportReport) -> Iterator[str]:
         ("not converted, being no floating point", report.kept),
         ("numpy arrays written as torch tensors", report.converted),
         ("tied", tied),
-        (f"left out: values, and {report.format} holds tensors only", report.left_out),
+        (f"left out: {_NOT_HELD.get(report.format)}", report.left_out),
         ("metadata left out", report.metadata_left_out),
     )
     for title, names in notes:
@@ -144,6 +153,7 @@ def _report_lines(report: ExportReport) -> Iterator[str]:
     "ckptstore import model.safetensors.index.json llama-70b@0 --dtype bfloat16 --tag base",
     "ckptstore import old.pt gpt@12000 --no-component --metric loss=2.31",
     'ckptstore import old.pt gpt@12000 --only "model.*" --strip-prefix model.',
+    "ckptstore import checkpoint-500/ gpt@500 --no-component",
 )
 @click.argument("source", type=click.Path(path_type=Path), metavar="SRC", shell_complete=complete_path)
 @click.argument("target", metavar="RUN@STEP", shell_complete=complete_new_ref)
@@ -185,8 +195,9 @@ def import_(
 ) -> None:
     """Saves what a file holds as the checkpoint of RUN at STEP: one like any other.
 
-    SRC is a file, an index of safetensors files or a directory with one. Like every save this opens a
-    session: a training of RUN that is under way elsewhere is superseded, so import into a run of its own.
+    SRC is a file, an index of safetensors files or a directory with one, or a directory that
+    torch.distributed.checkpoint wrote. Like every save this opens a session: a training of RUN that is
+    under way elsewhere is superseded, so import into a run of its own.
     """
     if no_component and component is not None:
         raise UsageError("--component and --no-component contradict each other", hint="leave out either")

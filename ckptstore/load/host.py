@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptstore.environment import Environment
-from ckptstore.errors import DeadlineError
+from ckptstore.errors import CkptstoreError, DeadlineError
 from ckptstore.load.plan import MAX_GAP_BYTES, MAX_RUN_BYTES
 from ckptstore.pool import Pool
 from ckptstore.ranks import DEADLINE_SECONDS, show_ranks
@@ -41,12 +41,12 @@ JOIN_SECONDS = 60.0
 
 _MEMORY = "/dev/shm"
 _PAGE = 4096
-_REASON_BYTES = 256
+_REASON_BYTES = 1024
 _LONGEST_SLEEP = 0.01
 _LOOK_SECONDS = 0.2
 
 _ABSENT, _ARRIVED, _PUBLISHED, _MAPPED, _DONE, _FAILED = range(6)
-_STATE, _RANK, _CONTENT, _REFUSED, _TAKEN, _BEAT = range(6)  # the words of a rank's line
+_STATE, _RANK, _CONTENT, _REFUSED, _TAKEN, _BEAT, _BLAMES = range(7)  # the words of a rank's line
 _DECISION, _CAPACITY = range(2)  # the words of the first line; index 0 writes it
 _GO, _ALONE = 1, 2
 _WORDS = 8  # of 8 bytes: a cache line each
@@ -265,6 +265,7 @@ class Sharing:
         self._lock = threading.Lock()
         self._taken: Bools = np.zeros(0, np.bool_)
         self._error: BaseException | None = None
+        self._lost: DeadlineError | None = None
         _hold_byte(fd, host.index)
         self._own[_RANK] = host.rank
         self._say(_STATE, _ARRIVED)
@@ -276,9 +277,11 @@ class Sharing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            reason = str(getattr(error, "message", "") or error or type(error).__name__).encode()
-            with contextlib.suppress(OSError):
-                os.pwrite(self._fd, reason[: _REASON_BYTES - 1], self._reason_at(self._host.index))
+            reason = (
+                error.message if isinstance(error, CkptstoreError) else f"{type(error).__name__}: {error}"
+            )
+            self._own[_BLAMES] = error is self._lost
+            _write(self._fd, self._reason_at(self._host.index), reason.encode()[:_REASON_BYTES])
         self._own[_TAKEN] = np.iinfo(np.int64).max
         self._say(_STATE, _DONE if error is None else _FAILED)
         os.close(self._fd)
@@ -292,7 +295,7 @@ class Sharing:
         while missing := self._behind(_ARRIVED):
             if host.environment.monotonic() >= end:
                 break
-            self._raise_failed()
+            self.raise_failed()
             host.environment.sleep(_LONGEST_SLEEP / 5)
         self._common[_DECISION] = _ALONE if missing else _GO
         return missing
@@ -404,7 +407,7 @@ class Sharing:
         rest = collections.deque(alone)
         patience = _Patience(self, "to read or take its part")
         while reads or copies or rest:
-            self._raise_failed()
+            self.raise_failed()
             moved = False
             while reads and self._lines[:, _TAKEN].min() >= reads[0].after:
                 self._fence.between()
@@ -473,38 +476,44 @@ class Sharing:
         while behind := self._behind(state):
             patience.pause(behind)
         self._fence.between()
-        self._raise_failed()
+        self.raise_failed()
         return not self._lines[:, _REFUSED].any()
 
     def _reason_at(self, index: int) -> int:
         return 8 * _WORDS * (1 + self._host.count) + _REASON_BYTES * index
 
-    def _raise_failed(self) -> None:
+    def raise_failed(self) -> None:
         if self._error is not None:
             raise self._error
-        failed = np.flatnonzero(self._lines[:, _STATE] == _FAILED).tolist()
-        if failed:
+        failed = self._lines[:, _STATE] == _FAILED
+        if failed.any():
             self._fence.between()
-            raw = os.pread(self._fd, _REASON_BYTES, self._reason_at(failed[0]))
+            # Who only gave up because of another repeats what it said of that one.
+            first = min(np.flatnonzero(failed).tolist(), key=self._lines[:, _BLAMES].__getitem__)
+            raw = os.pread(self._fd, _REASON_BYTES, self._reason_at(first))
             reason = raw.rstrip(b"\0").decode(errors="replace")
-            raise DeadlineError(
-                f"{self._show(failed)}, which shared this restore on one host, failed: {reason}",
-                hint="look at the logs of that rank",
+            raise self.loses(
+                reason if self._lines[first, _BLAMES] else f"{self._who([first])} failed: {reason}"
             )
 
-    def _raise_gone(self, indices: Sequence[int]) -> None:
+    def raise_gone(self, indices: Sequence[int]) -> None:
         """Raises if one of them has ended without a word: the system let go of its lock."""
         came = [i for i in indices if i == 0 or self._lines[i, _STATE] != _ABSENT]
         gone = [i for i in came if not _is_held(self._fd, i)]
-        self._raise_failed()
-        gone = [i for i in gone if self._lines[i, _STATE] not in (_DONE, _FAILED)]
+        self.raise_failed()
+        gone = [i for i in gone if self._lines[i, _STATE] != _DONE]
         if gone:
-            raise DeadlineError(
-                f"{self._show(gone)}, which shared this restore on one host, ended in the middle of it",
-                hint="look at the logs of that rank",
-            )
+            raise self.loses(f"{self._who(gone)} ended in the middle of it")
 
-    def _show(self, indices: Sequence[int]) -> str:
+    def loses(self, message: str) -> DeadlineError:
+        """The error that ends this rank's part through no fault of its own."""
+        self._lost = DeadlineError(message, hint="look at the logs of that rank")
+        return self._lost
+
+    def _who(self, indices: Sequence[int]) -> str:
+        return f"{self.show(indices)}, which shared this restore on one host,"
+
+    def show(self, indices: Sequence[int]) -> str:
         return show_ranks([int(self._lines[i, _RANK]) for i in indices])
 
 
@@ -530,20 +539,19 @@ class _Patience:
         Raises:
             DeadlineError: names those of `awaited` that failed, ended, or all of them when nothing moved.
         """
-        self._sharing._raise_failed()
+        self._sharing.raise_failed()
         now = self._host.environment.monotonic()
         seen = self._sharing._lines.tobytes()
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif now - self._since >= self._host.deadline_seconds:
-            raise DeadlineError(
-                f"waited {self._host.deadline_seconds:g} s for {self._sharing._show(awaited)} of this host "
-                f"{self._what}; nothing moved",
-                hint="look at the logs of these ranks",
+            raise self._sharing.loses(
+                f"waited {self._host.deadline_seconds:g} s for {self._sharing.show(awaited)} of this host "
+                f"{self._what}, and nothing moved"
             )
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
-            self._sharing._raise_gone(awaited)
+            self._sharing.raise_gone(awaited)
         self._host.environment.sleep(self._next)
         self._next = min(self._next * 1.3, _LONGEST_SLEEP)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptstore.model.layout import assign_names
 from ckptstore.model.plain import Composite, StatePath
+from ckptstore.model.targets import PerRankValues
 from ckptstore.shards import MayDiffer, PerRank
 
 _NOTHING: Any = object()
@@ -67,7 +68,7 @@ def own_parts(saved: Any, target: Any, rank: int) -> OwnParts:
 
     Args:
         saved: a decoded tree with :class:`Saved` leaves; it is changed.
-        target: what is to be filled: its :class:`PerRank` may name a key.
+        target: what is to be filled: its :class:`PerRank` may name a key, its PerRankValues several.
         rank: of this process.
     """
     walker = _Walker(rank)
@@ -135,6 +136,8 @@ class _Walker:
 
     def _own(self, node: Composite, target: Any, key: int | None, full: StatePath, path: StatePath) -> Any:
         self.found = True
+        if isinstance(target, PerRankValues):
+            return self._several(node, target, full, path)
         wanted = self._rank if key is None else key
         own = _NOTHING
         first = len(self.leaves)
@@ -146,6 +149,17 @@ class _Walker:
             keys = tuple(sorted(int(name) for name in node.parts))
             self.absent.append((path, wanted, keys, first, len(self.leaves)))
         return own
+
+    def _several(self, node: Composite, target: PerRankValues, full: StatePath, path: StatePath) -> Any:
+        """The parts of the ranks that the target names."""
+        made = PerRankValues({}, node.head[0])
+        for name, part in node.parts.items():
+            key = int(name)
+            is_own = key in target
+            found = self.taken(part, target.get(key, _NOTHING), (*full, name), (*path, key), is_own=is_own)
+            if is_own:
+                made[key] = found
+        return made
 
 
 def _rebuilt(node: Any, items: list[Any]) -> Any:

@@ -101,6 +101,11 @@ class ResumableLoader(DataLoader[T]):
         return self._resumable.world_size
 
     @property
+    def global_batch(self) -> int:
+        """Samples that all ranks together take at a time."""
+        return self._resumable.global_batch
+
+    @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to, from 0."""
         return self._resumable.epoch

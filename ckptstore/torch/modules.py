@@ -17,6 +17,7 @@ from torch import nn
 
 from ckptstore.errors import UsageError
 from ckptstore.model.targets import LOAD
+from ckptstore.shards import MayDiffer
 
 EXTRA_STATE = "_extra_state"  # what nn.Module.state_dict calls it
 
@@ -32,6 +33,7 @@ _WRAPPERS = (
         "_checkpoint_wrapped_module",
     ),
 )
+_SHARDED = ("torch.distributed.fsdp", "FSDPModule")
 _FLAT_WRAPPER = ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
 
 
@@ -67,9 +69,13 @@ def unwrap(module: nn.Module) -> nn.Module:
 def walk(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Every submodule as ``(prefix of its names, module)``, wrappers left out.
 
-    A module that sits in two places comes twice, as in `state_dict`.
+    A module that sits in two places comes twice, as in `state_dict`. What `fully_shard` has gathered for a
+    forward pass is let go of again: between passes the shards are the parameters.
     """
     module = unwrap(module)
+    sharded = _type_if_loaded(*_SHARDED)
+    if sharded is not None and isinstance(module, sharded):
+        module.reshard()
     yield prefix, module
     for name, child in module._modules.items():
         if child is not None:
@@ -92,10 +98,12 @@ class ModuleState:
 
     Attributes:
         tensors: parameters and persistent buffers by name, live.
+        buffers: which of them are buffers: ranks may hold different ones, as BatchNorm's.
         extra_owners: by the name of their entry, the modules that define `get_extra_state`.
     """
 
     tensors: dict[str, torch.Tensor]
+    buffers: frozenset[str]
     extra_owners: dict[str, nn.Module]
 
 
@@ -107,6 +115,7 @@ def module_state(module: nn.Module, label: str = "model") -> ModuleState:
             `state_dict` finds it.
     """
     tensors: dict[str, torch.Tensor] = {}
+    buffers: set[str] = set()
     extra_owners: dict[str, nn.Module] = {}
     for prefix, owner in walk(module):
         persistent = {
@@ -122,10 +131,11 @@ def module_state(module: nn.Module, label: str = "model") -> ModuleState:
                     hint="run one forward pass before building the TrainState",
                 )
             tensors[prefix + name] = value.detach()
+        buffers.update(prefix + name for name in persistent)
         _refuse_hidden_state(owner, prefix, own, label)
         if type(owner).get_extra_state is not nn.Module.get_extra_state:
             extra_owners[prefix + EXTRA_STATE] = owner
-    return ModuleState(tensors, extra_owners)
+    return ModuleState(tensors, frozenset(buffers), extra_owners)
 
 
 def _refuse_hidden_state(owner: nn.Module, prefix: str, own: dict[str, torch.Tensor], label: str) -> None:
@@ -144,9 +154,18 @@ def _refuse_hidden_state(owner: nn.Module, prefix: str, own: dict[str, torch.Ten
 
 
 def capture_module(module: nn.Module, label: str) -> dict[str, Any]:
-    """The tree of one module: live tensors by name, and the values of `get_extra_state`."""
+    """The tree of one module: live tensors by name, and the values of `get_extra_state`.
+
+    Buffers and extra states are marked as what ranks may hold different ones of.
+    """
     state = module_state(module, label)
-    return state.tensors | {name: owner.get_extra_state() for name, owner in state.extra_owners.items()}
+    tree: dict[str, Any] = {
+        name: MayDiffer(tensor) if name in state.buffers else tensor for name, tensor in state.tensors.items()
+    }
+    for name, owner in state.extra_owners.items():
+        extra = owner.get_extra_state()
+        tree[name] = None if extra is None else MayDiffer(extra)
+    return tree
 
 
 def module_targets(module: nn.Module, label: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from ckptstore.errors import UsageError
-from ckptstore.model.targets import LOAD, TensorSpec
+from ckptstore.model.targets import LOAD, LoadLike, TensorSpec
 from ckptstore.torch.modules import ParameterNames
 
 # torch keeps the parameters' own names there; they say nothing that "params" does not, and belong to the
@@ -42,7 +42,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def moved(value: Any, device: torch.device) -> Any:
     """The same value with its tensors on `device`; containers keep their type."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return value if value.device == device else value.to(device)
     if isinstance(value, list):
         value[:] = [moved(item, device) for item in value]
     elif isinstance(value, dict):
@@ -217,24 +217,40 @@ def optimizer_targets(
 ) -> dict[str, Any]:
     """Targets shaped like what was saved, for an optimizer that has no `optimizer_problems`.
 
-    A live tensor of the saved shape and dtype is filled in place; everything else is loaded, and put where
-    it belongs by `install_optimizer`: memory made here for what is then not selected would be garbage.
+    A live tensor of the saved shape and dtype is filled in place. What is not here yet and has the shape of
+    its parameter is made like that, so that the moments of a sharded parameter are sharded as it is.
+    Everything else is loaded, and put where it belongs by `install_optimizer`.
     """
     state: dict[str, Any] = {}
     entries = [entry for entry in optimizer.state.values() if isinstance(entry, Mapping)]
     uses = _counted(value for entry in entries for value in entry.values())
     for name, saved_entry in saved["state"].items():
-        entry = optimizer.state.get(names.tensor_of(name))
+        parameter = names.tensor_of(name)
+        entry = optimizer.state.get(parameter)
         live = entry if isinstance(entry, Mapping) else {}
         state[name] = LOAD
         if type(saved_entry) is dict and saved_entry:
             state[name] = {
-                key: live[key] if _fits(live.get(key), value) and uses[id(live[key])] == 1 else LOAD
+                key: live[key]
+                if _fits(live.get(key), value) and uses[id(live[key])] == 1
+                else _new_entry(value, parameter, _elsewhere(saved, key, name))
                 for key, value in saved_entry.items()
             }
     targets: dict[str, Any] = {"state": state, "param_groups": _group_targets(optimizer, saved)}
     targets |= {key: LOAD for key in saved if key not in targets}
     return targets
+
+
+def _new_entry(saved: Any, parameter: torch.Tensor | None, elsewhere: str | None) -> Any:
+    is_like = (
+        parameter is not None
+        and elsewhere is None
+        and isinstance(saved, TensorSpec)
+        and saved.kind == "torch"
+        and len(saved.shape) > 0
+        and tuple(saved.shape) == tuple(parameter.shape)
+    )
+    return LoadLike(parameter) if is_like else LOAD
 
 
 def _group_targets(optimizer: OptimizerLike, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -270,15 +286,21 @@ def _device(
     group: Mapping[str, Any],
 ) -> torch.device:
     """Where an entry belongs: on the kind of device it was saved from, beside its parameter otherwise."""
-    for kind, which in _selected(saved, "elsewhere", {}).get(key, {}).items():
-        if which is True or name in which:
-            return torch.device(kind)
+    kind = _elsewhere(saved, key, name)
+    if kind is not None:
+        return torch.device(kind)
     # Saved beside parameters on the CPU, "step" does not say whether it would stay there beside parameters
     # on an accelerator; torch's rule: unless capturable or fused.
     is_step = key == "step" and isinstance(value, torch.Tensor) and not value.shape
     if is_step and _selected(saved, "device", "cpu") == "cpu":
         return parameter.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
     return parameter.device
+
+
+def _elsewhere(saved: Mapping[str, Any], key: Any, name: str) -> str | None:
+    """The type of device that an entry was kept on, if not its parameter's."""
+    found = _selected(saved, "elsewhere", {}).get(key, {})
+    return next((kind for kind, which in found.items() if which is True or name in which), None)
 
 
 def _selected(tree: Mapping[str, Any], key: str, default: Any) -> Any:
@@ -323,9 +345,8 @@ def install_optimizer(optimizer: OptimizerLike, tree: Mapping[str, Any], names: 
                 continue
             live = optimizer.state.get(parameter)
             placed = {
-                key: _placed(
+                key: moved(
                     value,
-                    parameter,
                     _device(key, name, value, parameter, tree, flags.get(names.name_of(parameter) or "", {})),
                 )
                 for key, value in loaded.items()
@@ -364,15 +385,3 @@ def _replaced(live: dict[Any, Any], loaded: dict[Any, Any], *, keep: list[Any]) 
     live.clear()
     live.update(kept | loaded)
     return live
-
-
-def _placed(value: Any, parameter: torch.Tensor, device: torch.device) -> Any:
-    """A loaded entry on its device; if shaped like the parameter, then with its strides."""
-    if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() > 1:
-        like = torch.empty_like(parameter.detach(), dtype=value.dtype, device="meta", requires_grad=False)
-        if like.stride() != value.stride():
-            strided = torch.empty_like(
-                parameter.detach(), dtype=value.dtype, device=device, requires_grad=False
-            )
-            return strided.copy_(value)
-    return moved(value, device)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import nn
 
 from ckptstore.errors import StateMismatchError, UsageError
-from ckptstore.model.targets import LOAD, SavedTree
-from ckptstore.torch import modules, rng
+from ckptstore.model.plain import StatePath
+from ckptstore.model.targets import LOAD, PerRankValues, SavedTree
+from ckptstore.shards import PerRank
+from ckptstore.torch import modules, per_rank
+from ckptstore.torch import rng as random_states
 from ckptstore.torch.components import Named, form_problems, is_absent, named
 from ckptstore.torch.extra import capture_extra, extra_target, install_extra
 from ckptstore.torch.loader import is_stateful, position_source
@@ -23,9 +26,14 @@ from ckptstore.torch.optimizer import (
     optimizer_problems,
     optimizer_targets,
 )
+from ckptstore.torch.reseed import reseed
 from ckptstore.torch.sampler import distributed_place
 
 logger = logging.getLogger(__name__)
+
+RngPolicy = Literal["reseed", "keep", "exact"]
+RNG_POLICIES: Final[tuple[str, ...]] = get_args(RngPolicy)
+_SHOWN = 6
 
 # What a resumed training most probably goes wrong without; the rest many trainings do not have.
 _NEEDED = frozenset({"model", "optimizer", "loader"})
@@ -51,6 +59,11 @@ class TrainState:
         generators: the training's own generators by name: torch, NumPy or Python ones.
         extra: a dict of anything else: values, tensors, arrays, objects with `state_dict`. A restore
             updates this dict.
+        per_rank: globs over names (``"model.*.amax"``) of what each rank keeps of its own. Everything else
+            but random states and positions of foreign loaders is one value for all ranks.
+        rng: what becomes of the random states when the number of ranks has changed: "reseed" puts back what
+            was the same on all ranks and seeds the rest anew for each rank, "keep" leaves this process's as
+            they are, "exact" refuses the checkpoint. On as many ranks they come back exactly.
 
     Attributes:
         step: of the last save or restore; 0 before.
@@ -74,6 +87,8 @@ class TrainState:
         loader: Any = None,
         generators: Mapping[str, Any] | None = None,
         extra: dict[Any, Any] | None = None,
+        per_rank: Sequence[str] | str = (),
+        rng: RngPolicy = "reseed",
     ) -> None:
         self.step = 0
         self.extra = extra
@@ -88,6 +103,10 @@ class TrainState:
         self._loaders = Named("loader", sources, loaders.single)
         self._has_workers = any(getattr(part, "num_workers", 0) for part in loaders.parts.values())
         self._generators = dict(generators or {})
+        self._per_rank = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
+        self._rng_policy = rng
+        self._given_place: tuple[int, int] | None = None
+        self._borrowed: dict[StatePath, int] = {}
         self._said_not_captured = False
         self._check_arguments()
 
@@ -104,7 +123,9 @@ class TrainState:
                     raise UsageError(f"{label} ({type(part).__name__}) has no state_dict and load_state_dict")
         if self.extra is not None and not isinstance(self.extra, dict):
             raise UsageError(f"extra= is a {type(self.extra).__name__}, not a dict")
-        rng.check_generators(self._generators)
+        if self._rng_policy not in RNG_POLICIES:
+            raise UsageError(f"rng={self._rng_policy!r}: must be one of {', '.join(RNG_POLICIES)}")
+        random_states.check_generators(self._generators)
         names = self._names()
         for name, optimizer in self._optimizers.parts.items():
             check_optimizer(optimizer, names, self._optimizers.label(name))
@@ -112,6 +133,14 @@ class TrainState:
     def _names(self) -> modules.ParameterNames:
         # Made anew each time: models may have been wrapped, sharded or extended since.
         return modules.ParameterNames(self._models.parts)
+
+    def set_place(self, rank: int, world_size: int) -> None:
+        """Says which of how many ranks this is, where torch.distributed does not; a run does so by itself."""
+        self._given_place = (rank, world_size)
+
+    @property
+    def _rank(self) -> tuple[int, int]:
+        return self._given_place or distributed_place()
 
     def _named(self) -> list[Named[Any]]:
         return [self._models, self._optimizers, *self._stateful.values(), self._loaders]
@@ -133,7 +162,8 @@ class TrainState:
         Raises:
             UsageError: something cannot be saved faithfully; nothing has happened.
         """
-        tree: dict[str, Any] = {"rng": rng.capture(self._generators)}  # first: nothing has drawn yet
+        # First: nothing has drawn yet.
+        tree: dict[str, Any] = {"rng": PerRank(random_states.capture(self._generators))}
         names = self._names()
         if self._models:
             tree["model"] = self._models.tree(lambda label, part: modules.capture_module(part, label))
@@ -146,7 +176,7 @@ class TrainState:
                 tree[component] = parts.tree(lambda _, part: part.state_dict())
         if self._loaders:
             tree["loader"] = {
-                "state": self._loaders.tree(lambda _, part: part.state_dict()),
+                "state": self._loaders.tree(lambda _, part: _loader_state(part)),
                 "place": self._place(),
             }
         if self.extra is not None:
@@ -158,7 +188,7 @@ class TrainState:
             },
         }
         self.step = step
-        return tree, self._not_captured()
+        return per_rank.marked(tree, self._per_rank), self._not_captured()
 
     def _not_captured(self) -> tuple[str, ...]:
         absent = {parts.component for parts in self._named() if not parts} - {"scaler"}
@@ -178,14 +208,9 @@ class TrainState:
         return listed
 
     def _place(self) -> dict[str, Any]:
-        """Rank, world size and device mesh that a data position was taken in."""
-        rank, world_size = distributed_place()
+        """World size and device mesh that a data position was taken in; its rank is the key of its part."""
         sampler = next((p for p in self._loaders.parts.values() if hasattr(p, "world_size")), None)
-        return {
-            "rank": getattr(sampler, "rank", rank),
-            "world_size": getattr(sampler, "world_size", world_size),
-            "mesh": self._mesh(),
-        }
+        return {"world_size": getattr(sampler, "world_size", self._rank[1]), "mesh": self._mesh()}
 
     def _mesh(self) -> dict[str, Any] | None:
         dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
@@ -215,7 +240,9 @@ class TrainState:
             UsageError: a part cannot be named, or no loader here can skip samples.
         """
         self._check_skip(skip_samples)
-        tree: Mapping[str, Any] = saved.tree
+        whole: Mapping[str, Any] = saved.tree
+        view = per_rank.OwnView({key: part for key, part in whole.items() if key != "rng"}, self._rank[0])
+        tree: Mapping[str, Any] = view.tree
         saved_names: Mapping[str, Any] = tree.get("train", {}).get("named", {})
         problems: list[str] = []
         targets: dict[str, Any] = {"train": LOAD, "rng": LOAD}
@@ -226,8 +253,8 @@ class TrainState:
                     problems += form_problems(parts, saved_names)
         if problems:
             self._refuse(problems)
-        if "rng" in tree:
-            targets["rng"], found = rng.targets(tree["rng"], self._generators)
+        if "rng" in whole:
+            targets["rng"], found = self._rng_targets(whole["rng"])
             problems += found
         if self._models:
             targets["model"] = self._models.tree(lambda label, part: modules.module_targets(part, label))
@@ -249,7 +276,27 @@ class TrainState:
             }
         if problems:
             self._refuse(problems)
-        return targets
+        self._borrowed = view.borrowed
+        return view.chosen(targets)
+
+    def _rng_targets(self, saved: Any) -> tuple[Any, list[str]]:
+        """The own random states on as many ranks as saved them; else what the policy needs."""
+        parts = per_rank.parts_of(saved)
+        rank, world_size = self._rank
+        saved_by = per_rank.world_size_of(saved)
+        if saved_by == world_size and rank in parts:
+            return random_states.targets(parts[rank], self._generators)
+        if self._rng_policy == "exact":
+            return {}, [
+                f"rng: saved by {saved_by} ranks, here are {world_size}, and rng='exact' was asked for "
+                "(rng='reseed' seeds anew)"
+            ]
+        needed = {} if self._rng_policy == "keep" else {min(parts), max(parts)}
+        wanted: dict[int, Any] = {}
+        problems: list[str] = []
+        for key in sorted(needed):
+            wanted[key], problems = random_states.targets(parts[key], self._generators)
+        return PerRankValues(wanted, saved_by), problems
 
     def _optimizer_targets(self, saved: Any) -> tuple[Any, list[str]]:
         names = self._names()
@@ -308,6 +355,7 @@ class TrainState:
         """
         self._check_skip(skip_samples)
         names = self._names()
+        tree = per_rank.unmarked(tree)
         for name, model, part in self._models.present(tree.get("model", LOAD)):
             modules.install_module(model, part, self._models.label(name))
         for _, optimizer, part in self._optimizers.present(tree.get("optimizer", LOAD)):
@@ -321,17 +369,40 @@ class TrainState:
         train = tree.get("train", LOAD)
         if not is_absent(train):
             self.step = train["step"]
-        if not is_absent(tree.get("rng", LOAD)):
-            notes += rng.install(tree["rng"], self._generators)
+        notes += self._borrowed_notes()
+        notes += self._install_rng(tree.get("rng", LOAD))
         for note in notes:
             logger.warning("%s", note)
         return notes
 
+    def _install_rng(self, tree: Any) -> list[str]:
+        if is_absent(tree):
+            return []
+        if not isinstance(tree, PerRankValues):
+            return random_states.install(tree, self._generators)
+        rank, world_size = self._rank
+        changed = f"random states were saved by {tree.world_size} ranks, here are {world_size}: "
+        parts = {key: part for key, part in tree.items() if not is_absent(part)}
+        if not parts:
+            return [f"{changed}those of this process are kept"] if self._rng_policy == "keep" else []
+        return [changed + note for note in reseed(parts, self._generators, rank, world_size)]
+
+    def _borrowed_notes(self) -> list[str]:
+        places = [".".join(str(key) for key in path) for path in self._borrowed if path[0] != "loader"]
+        if not places:
+            return []
+        shown = ", ".join(places[:_SHOWN]) + (
+            f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        )
+        whose = next(iter(self._borrowed.values()))
+        return [f"{shown}: kept by each rank of its own, and this rank saved none: rank {whose}'s is taken"]
+
     def _install_loaders(self, tree: Any, skip_samples: int) -> list[str]:
         notes: list[str] = []
         if not is_absent(tree):
-            for _, loader, part in self._loaders.present(tree.get("state", LOAD)):
+            for name, loader, part in self._loaders.present(tree.get("state", LOAD)):
                 loader.load_state_dict(part)
+                notes += self._position_notes(name, loader, part, tree.get("place", LOAD))
             notes += self._place_notes(tree.get("place", LOAD))
         if skip_samples:
             for loader in self._loaders.parts.values():
@@ -339,19 +410,44 @@ class TrainState:
             notes.append(f"{skip_samples} samples are skipped")
         return notes
 
+    def _position_notes(self, name: str, loader: Any, state: Any, place: Any) -> list[str]:
+        """What has become of a position in global samples on another number of ranks."""
+        if is_absent(place) or not _counts_globally(loader):
+            return []
+        then, now = place["world_size"], loader.world_size
+        if then == now:
+            return []
+        batch = f"{state['global_batch']} samples then, {loader.global_batch} now"
+        return [
+            f"{self._loaders.label(name)} goes on at global sample {loader.global_position} "
+            f"({then} ranks then, {now} now; global batch {batch})"
+        ]
+
     def _place_notes(self, saved: Any) -> list[str]:
         here = self._place()
         if is_absent(saved):
             return []
         # A position in global samples means the same on any number of ranks.
         own = [key for key in ("world_size", "mesh") if saved[key] != here[key]]
-        foreign = [name for name, part in self._loaders.parts.items() if not hasattr(part, "global_position")]
+        foreign = [name for name, part in self._loaders.parts.items() if not _counts_globally(part)]
         if not own or not foreign:
             return []
         changes = ", ".join(f"{key} {saved[key]} then, {here[key]} now" for key in own)
         labels = ", ".join(self._loaders.label(name) for name in foreign)
         note = f"the data position of {labels} was saved in another topology ({changes})"
-        return [f"{note}: samples may come twice or never"]
+        borrowed = [key for path, key in self._borrowed.items() if path[0] == "loader"]
+        taken = f", this rank goes on from rank {borrowed[0]}'s" if borrowed else ""
+        return [f"{note}{taken}: samples may come twice or never"]
+
+
+def _counts_globally(loader: Any) -> bool:
+    """Whether its position is in samples of the whole training, so that any rank's is all ranks'."""
+    return hasattr(loader, "global_position")
+
+
+def _loader_state(loader: Any) -> Any:
+    state = loader.state_dict()
+    return state if _counts_globally(loader) else PerRank(state)
 
 
 def _stateful_problems(parts: Named[Any], saved: Any) -> list[str]:

@@ -18,6 +18,7 @@ from ckptstore.model.dtypes import BY_NAME, DType
 from ckptstore.model.layout import MAX_NDIM
 from ckptstore.model.plain import MAX_DEPTH
 from ckptstore.transfer.files import os_errors
+from ckptstore.transfer.nesting import DcpPath
 from ckptstore.transfer.unpickle import Call, Kind, Record, Unpickler
 
 METADATA_NAME = ".metadata"
@@ -33,8 +34,6 @@ _CLASSES = {
     "torch.distributed._shard.sharded_tensor.metadata": ("TensorProperties",),
 }
 _PATHS = ("PosixPath", "WindowsPath", "Path", "PurePosixPath", "PureWindowsPath", "PurePath")
-
-Path_ = tuple[str | int, ...]
 
 T = TypeVar("T")
 
@@ -68,7 +67,7 @@ class DcpMetadata:
     """
 
     items: Mapping[str, TensorItem | Place]
-    paths: Mapping[str, Path_]
+    paths: Mapping[str, DcpPath]
     version: str | None
 
 
@@ -117,7 +116,7 @@ def _find(module: str, name: str) -> Any:
         return Call(lambda layout: Record("layout", layout))
     if name in ("_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING") and module.startswith("torch.distributed."):
         return _MEMORY_FORMAT
-    if name in _PATHS and module.split(".")[0] == "pathlib":
+    if name in _PATHS and module.partition(".")[0] == "pathlib":
         return Call(lambda *_parts: None)
     return {
         ("collections", "OrderedDict"): Call(dict),
@@ -171,7 +170,9 @@ class _Checker:
                 raise self._bad(f"{name!r} lies in {file!r}, which is no file name")
             if info.get("transform_descriptors"):
                 raise UnsupportedValueError(
-                    f"{self._path}: {name!r} is written by the extension {info['transform_descriptors']!r}"[:400],
+                    f"{self._path}: {name!r} is written by the extension {info['transform_descriptors']!r}"[
+                        :400
+                    ],
                     hint="load it with torch and save it again without extensions",
                 )
             start, length = (self._number(info.get(field), name) for field in ("offset", "length"))
@@ -197,7 +198,7 @@ class _Checker:
             raise self._bad(f"{name!r} has no proper dtype")
         if dtype.state not in BY_NAME or layout.state != "torch.strided":
             raise UnsupportedValueError(
-                f"{self._path}: {name!r} is a {layout.state} tensor of {dtype.state}, which cannot be imported",
+                f"{self._path}: {name!r} is a {layout.state} tensor of {dtype.state}, which cannot be stored",
                 path=name,
             )
         shape = self._numbers(fields.get("size"), name)
@@ -214,7 +215,7 @@ class _Checker:
             raise self._bad(f"{name!r}: {problem}")
         return TensorItem(BY_NAME[dtype.state], shape, tuple(chunks.items()))
 
-    def _path_of(self, name: str, path: Any) -> Path_:
+    def _path_of(self, name: str, path: Any) -> DcpPath:
         keys = path if isinstance(path, tuple) and path else ()
         # A state is a dict at its root; an int is a place in a list.
         if not 0 < len(keys) <= MAX_DEPTH or type(keys[0]) is not str:

@@ -13,11 +13,14 @@ from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import UsageError
 from ckptstore.load.select import Globs, Rename, Selection
 from ckptstore.model.dtypes import DType
-from ckptstore.transfer import dtypes, metadata, write_npz, write_safetensors, write_torch
-from ckptstore.transfer.files import NewFile, check_destination
+from ckptstore.model.plain import StatePath
+from ckptstore.transfer import dtypes, metadata, write_dcp, write_npz, write_safetensors, write_torch
+from ckptstore.transfer.files import NewDirectory, NewFile, check_destination, check_new_directory, os_errors
 from ckptstore.transfer.flat import Flat, Pump, flatten
 from ckptstore.transfer.formats import format_of
+from ckptstore.transfer.importing import IMPORT_KEY
 from ckptstore.transfer.names import Renamer, listed
+from ckptstore.transfer.nesting import WHOLE_KEY, whole_paths
 from ckptstore.transfer.pick import Entry, Picked, pick
 from ckptstore.transfer.ranges import ChunkStream
 from ckptstore.transfer.report import ExportReport, Progress
@@ -46,8 +49,9 @@ def export(
     name when it is whole; after an error there is none, and one that was there is as it was.
 
     Args:
-        destination: the file; with `max_shard_bytes` a directory.
-        format: "safetensors", "torch" or "npz"; by the suffix if None.
+        destination: the file; with `max_shard_bytes`, and for dcp, a directory.
+        format: "safetensors", "torch" or "npz"; by the suffix if None. "dcp": a directory that
+            ``torch.distributed.checkpoint.load`` reads; it must not exist, or be empty.
         component: a top-level key of the state. Names in the file are then relative to it.
         only, exclude: globs over stored names (``"model.*"``), as in :meth:`Checkpoint.load`.
         strip_prefix: taken off names that begin with it, after the component.
@@ -57,7 +61,7 @@ def export(
         max_shard_bytes: safetensors in several files with an index, as transformers loads them.
         metadata: write the checkpoint's metadata and which tensors are tied (safetensors). Without it
             tied tensors are written once per name.
-        overwrite: replace what is there.
+        overwrite: replace what is there, if it is a file.
         progress: told (bytes done, bytes in all).
 
     Returns:
@@ -81,9 +85,11 @@ def export(
     tier = checkpoint.tier
     started = tier.environment.monotonic()
     target = dtypes.target_dtype(dtype)
-    if max_shard_bytes is None:
+    if chosen == "dcp":
+        check_new_directory(Path(os.path.realpath(path)))
+    elif max_shard_bytes is None:
         check_destination(Path(os.path.realpath(path)), overwrite=overwrite)
-    if chosen == "torch":
+    if chosen in ("torch", "dcp"):
         import torch  # noqa: F401 - values like torch.Size are rebuilt as such only when it is there
     with checkpoint.reading():
         picked = pick(checkpoint.contents, component, Selection.of(only, exclude))
@@ -99,6 +105,8 @@ def export(
         )
         if chosen == "torch":
             report = job.torch(path)
+        elif chosen == "dcp":
+            report = job.dcp(path, component)
         elif chosen == "npz":
             report = job.npz(path)
         else:
@@ -205,13 +213,34 @@ class _Job:
         report = self._one_file("torch", path, made.entries, write)
         return dataclasses.replace(report, aliases=made.aliases, converted=made.converted)
 
+    def dcp(self, path: Path, component: str | None) -> ExportReport:
+        contents = self._checkpoint.contents
+        made = torch_tree(contents, self._picked, self._renamer, self._target, self._stream)
+        planned = write_dcp.plan(made.tree, contents.layout.tensors, self._whole(component))
+        pump = self._pump(planned.entries)
+        with NewDirectory(path) as directory:
+            paths, size = write_dcp.write_into(directory, planned, pump)
+            with os_errors(f"cannot write {path}"):
+                directory.publish()
+        report = self._report("dcp", paths, made.entries, pump, size)
+        return dataclasses.replace(
+            report, aliases=made.aliases, converted=made.converted, left_out=planned.left_out
+        )
+
+    def _whole(self, component: str | None) -> frozenset[StatePath]:
+        """Paths of containers that were one value in the DCP directory that this was imported from."""
+        facts = self._checkpoint.metadata.get(IMPORT_KEY)
+        found = whole_paths(facts.get(WHOLE_KEY, ()) if isinstance(facts, dict) else ())
+        if component is None:
+            return found
+        return frozenset(path[1:] for path in found if len(path) > 1 and path[0] == component)
+
     def _flat(self, *, keep_ties: bool) -> Flat:
         contents = self._checkpoint.contents
         return flatten(contents, self._picked, self._renamer, self._target, keep_ties=keep_ties)
 
     def _pump(self, entries: Sequence[Entry]) -> Pump:
-        tensors = self._checkpoint.contents.layout.tensors
-        return Pump(self._stream, sum(tensors[entry.index].nbytes for entry in entries), self._progress)
+        return Pump(self._stream, sum(entry.source_nbytes for entry in entries), self._progress)
 
     def _one_file(
         self, format: str, path: Path, entries: Sequence[Entry], write: Callable[[NewFile, Pump], int]

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,75 @@ class NewFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.discard()
+
+
+class NewDirectory:
+    """A directory that appears under its name only when it is whole and durable.
+
+    As a context: leaving it by an error removes what was written. It is made beside its place, and takes
+    that of an empty directory or of nothing.
+
+    Attributes:
+        path: where it will be; a symbolic link is followed, not replaced.
+        temporary: where its files are written meanwhile.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.realpath(path))
+        self._mode = check_new_directory(self.path)
+        self.temporary = self.path.with_name(f".ckptstore-{secrets.token_hex(8)}.tmp")
+        with os_errors(f"cannot write to {self.path.parent}"):
+            self.temporary.mkdir()
+
+    def publish(self) -> None:
+        """Gives it its name; all files in it are closed and durable.
+
+        Raises:
+            ConflictError: something came to be there meanwhile; it is left as it is.
+        """
+        if self._mode is not None:
+            self.temporary.chmod(self._mode)
+        sync_directory(self.temporary)
+        try:
+            self.temporary.rename(self.path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _taken(self.path) from None
+            raise
+        sync_directory(self.path.parent)
+
+    def __enter__(self) -> NewDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def check_new_directory(path: Path) -> int | None:
+    """That a directory may be made there; the mode of the empty one that it would replace, else None.
+
+    Raises:
+        ConflictError: something is there already.
+        UsageError: its parent does not exist.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no directory {path.parent}", hint="make it first")
+    with os_errors(f"cannot look at {path}"):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISDIR(found.st_mode) or any(path.iterdir()):
+            raise _taken(path)
+    return stat.S_IMODE(found.st_mode)
+
+
+def _taken(path: Path) -> ConflictError:
+    return ConflictError(
+        f"{path} exists already, and is no empty directory", hint="choose another name, or remove it first"
+    )
 
 
 def check_destination(path: Path, *, overwrite: bool) -> int | None:

@@ -124,7 +124,8 @@ class Pump:
             waiting = next(pieces, None)
 
     def _pieces(self, entries: Sequence[Entry]) -> Iterator[tuple[int, memoryview]]:
-        for position, data in self._stream.read([entry.index for entry in entries]):
+        tensors = [entry.index for entry in entries]
+        for position, data in self._stream.read(tensors, [entry.box for entry in entries]):
             size = len(data)
             entry = entries[position]
             if entry.dtype is not entry.source:

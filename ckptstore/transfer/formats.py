@@ -22,7 +22,7 @@ _SUFFIXES = {
 
 
 def format_of(path: Path, given: str | None) -> str:
-    """The format: as given, else by suffix; a directory or an index means safetensors.
+    """The format: as given, else by suffix; a directory or an index means safetensors, never dcp.
 
     Raises:
         UsageError: neither tells.

@@ -12,6 +12,8 @@ from typing import Any
 
 from ckptstore.model.plain import StatePath
 
+DcpPath = tuple[str | int, ...]
+
 WHOLE_KEY = "whole"
 """Where the import's entry in the checkpoint's metadata lists them."""
 
@@ -28,23 +30,26 @@ def is_spread(value: Any, tensor: type) -> bool:
 
 
 def spread(
-    node: Any, tensor: type, whole: Set[StatePath], path: StatePath = ()
-) -> Iterator[tuple[StatePath, Any]]:
-    """(path, value) of each item that a state is flattened into; an empty dict is one, too.
+    node: Any, tensor: type, whole: Set[StatePath], path: StatePath = (), keys: DcpPath = ()
+) -> Iterator[tuple[StatePath, DcpPath, Any]]:
+    """(path, path as DCP writes it, value) of each item that a state is flattened into.
+
+    In DCP's paths a key of a dict is text and a number is a place in a list. An empty dict is an item
+    here: DCP has none for it.
 
     Args:
         whole: paths of containers that stay one value.
     """
-    if path not in whole or not path:
+    if not path or path not in whole:
         if isinstance(node, Mapping) and (node or not path):
             for key, item in node.items():
-                yield from spread(item, tensor, whole, (*path, key))
+                yield from spread(item, tensor, whole, (*path, key), (*keys, str(key)))
             return
-        if is_spread(node, tensor) and not isinstance(node, Mapping):
+        if type(node) is list and is_spread(node, tensor):
             for i, item in enumerate(node):
-                yield from spread(item, tensor, whole, (*path, i))
+                yield from spread(item, tensor, whole, (*path, i), (*keys, i))
             return
-    yield path, node
+    yield path, keys, node
 
 
 def paths_of(node: Any, wanted: Collection[Any]) -> list[list[Any]]:

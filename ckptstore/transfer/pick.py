@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from ckptstore import arrays
 from ckptstore.errors import NotFoundError, UnsupportedValueError
 from ckptstore.load.select import Selection
 from ckptstore.model.dtypes import DType
@@ -63,6 +64,8 @@ class Entry:
         name: in the file.
         index: in the layout.
         source, dtype: the dtype stored, and the one written.
+        shape: of what is written: the tensor, or the one box of it.
+        box: which of the stored boxes; None for the whole tensor.
     """
 
     name: str
@@ -72,14 +75,17 @@ class Entry:
     shape: tuple[int, ...]
     kind: str
     detail: str | None
+    box: int | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        count = self.dtype.itemsize
-        for extent in self.shape:
-            count *= extent
-        return count
+        return arrays.nbytes(self.dtype, self.shape)
+
+    @property
+    def source_nbytes(self) -> int:
+        """Bytes in the store."""
+        return arrays.nbytes(self.source, self.shape)
 
 
 def pick(contents: Contents, component: str | None, selection: Selection) -> Picked:

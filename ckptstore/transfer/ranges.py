@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +20,7 @@ from ckptstore.errors import (
 )
 from ckptstore.load.fetch import Fetcher
 from ckptstore.load.plan import Want
-from ckptstore.model.boxes import Box, cell_shape, cut
+from ckptstore.model.boxes import Box, cell_shape, cut, pieces_of
 from ckptstore.model.ids import digest_of
 from ckptstore.pool import default_threads
 from ckptstore.tier.contents import Contents
@@ -50,11 +51,17 @@ class ChunkStream:
         self._tier = tier
         self._contents = contents
         self._buffers = Buffers()
+        self._ends: tuple[int, list[int]] | None = None
 
-    def read(self, tensors: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+    def read(
+        self, tensors: Sequence[int], boxes: Sequence[int | None] | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
         """(position in `tensors`, bytes): consecutive bytes of one tensor after the other, row-major.
 
         A tensor without elements is passed over.
+
+        Args:
+            boxes: of each tensor the number of the stored box that is wanted; None for all of it.
 
         Raises:
             ChunkDamagedError: a chunk is missing or is not what was saved.
@@ -63,7 +70,7 @@ class ChunkStream:
         executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="ckptstore-export")
         waiting: deque[tuple[list[_Part], int, concurrent.futures.Future[memoryview]]] = deque()
         held = 0
-        batches = self._batches(tensors)
+        batches = self._batches(tensors, boxes or [None] * len(tensors))
         more = True
         try:
             while more or waiting:
@@ -90,11 +97,11 @@ class ChunkStream:
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _batches(self, tensors: Sequence[int]) -> Iterator[list[_Part]]:
+    def _batches(self, tensors: Sequence[int], boxes: Sequence[int | None]) -> Iterator[list[_Part]]:
         """Parts in order, together up to a batch: small tensors are read many at a time."""
         batch: list[_Part] = []
         size = 0
-        for part in self._parts(tensors):
+        for part in self._parts(tensors, boxes):
             if batch and (size + part.nbytes > BATCH_BYTES or part.box is not None):
                 yield batch
                 batch, size = [], 0
@@ -106,13 +113,17 @@ class ChunkStream:
         if batch:
             yield batch
 
-    def _parts(self, tensors: Sequence[int]) -> Iterator[_Part]:
+    def _parts(self, tensors: Sequence[int], boxes: Sequence[int | None]) -> Iterator[_Part]:
         layout = self._contents.layout
         first = layout.chunks.first
         sizes = layout.chunks.nbytes
-        for position, index in enumerate(tensors):
+        for position, (index, number) in enumerate(zip(tensors, boxes, strict=True)):
             tensor = layout.tensors[index]
-            if tensor.is_whole:
+            if number is not None:
+                ends = self._box_ends(index)
+                for row in range(int(first[index]) + ends[number], int(first[index]) + ends[number + 1]):
+                    yield _Part(position, int(sizes[row]), row=row)
+            elif tensor.is_whole:
                 # The chunks of a tensor in one box lie one after the other, in table order.
                 for row in range(int(first[index]), int(first[index + 1])):
                     yield _Part(position, int(sizes[row]), row=row)
@@ -120,6 +131,15 @@ class ChunkStream:
                 cell = cell_shape(tensor.shape, tensor.dtype.itemsize, layout.chunk_bytes)
                 for box in cut(Box.whole(tensor.shape), cell):
                     yield _Part(position, box.numel * tensor.dtype.itemsize, box=box)
+
+    def _box_ends(self, index: int) -> list[int]:
+        """Chunks before each box of a tensor, and in all: they lie box by box in the table."""
+        if self._ends is None or self._ends[0] != index:
+            cell = self._contents.layout.cell(index)
+            boxes = self._contents.layout.tensors[index].boxes
+            counts = (pieces_of(box, cell) for box in boxes)
+            self._ends = (index, list(itertools.accumulate(counts, initial=0)))
+        return self._ends[1]
 
     def _load(self, tensors: Sequence[int], batch: list[_Part], size: int) -> memoryview:
         view = self._buffers.take(size)

@@ -23,12 +23,11 @@ from ckptstore.transfer.buffers import Buffers
 from ckptstore.transfer.dcp_metadata import (
     METADATA_NAME,
     DcpMetadata,
-    Path_,
     Place,
     TensorItem,
     read_metadata,
 )
-from ckptstore.transfer.nesting import is_spread
+from ckptstore.transfer.nesting import DcpPath, is_spread
 from ckptstore.transfer.source import Source, SourceFile
 from ckptstore.transfer.strided import boxes_of
 from ckptstore.transfer.torch_archive import Archive, View
@@ -189,15 +188,15 @@ class _Assembled:
         return self._chunks[first : bisect.bisect_left(self._starts, box.ends[0])]
 
 
-def _nested(directory: Path, found: Mapping[str, Any], paths: Mapping[str, Path_]) -> Any:
+def _nested(directory: Path, found: Mapping[str, Any], paths: Mapping[str, DcpPath]) -> Any:
     """The state that was flattened.
 
     An empty dict leaves no trace when DCP flattens a state; where others follow it in a list, it is an
     empty dict again.
     """
     root: dict[Any, Any] = {}
-    made: dict[Path_, dict[Any, Any]] = {(): root}
-    lists: set[Path_] = set()
+    made: dict[DcpPath, dict[Any, Any]] = {(): root}
+    lists: set[DcpPath] = set()
     for name, value in found.items():
         path = paths[name]
         for depth in range(1, len(path)):
@@ -220,7 +219,7 @@ def _nested(directory: Path, found: Mapping[str, Any], paths: Mapping[str, Path_
         length = max(places) + 1
         if length > longest:
             raise DocumentError(f"{directory / METADATA_NAME}: {path!r} would be a list of {length}")
-        made[path[:-1]][path[-1]] = [places[i] if i in places else {} for i in range(length)]
+        made[path[:-1]][path[-1]] = [places.get(i, {}) for i in range(length)]
     return root
 
 

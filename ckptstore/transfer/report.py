@@ -16,10 +16,11 @@ class ExportReport:
 
     Attributes:
         paths: the files, in the order of their names.
-        format: "safetensors", "torch" or "npz".
+        format: "safetensors", "torch", "npz" or "dcp".
         tensors: how many were written; ``tensor_bytes`` and ``file_bytes``: their size, and the files'.
         aliases: (name, name it is tied to) of tensors that were written once for several names.
-        left_out: names of values that the format cannot hold (it holds tensors only).
+        left_out: names of values that the format cannot hold: safetensors and npz hold tensors only, dcp no
+            empty dicts.
         metadata_left_out: names of metadata that are no JSON, or whose name is taken.
         cast: names converted to the dtype that was asked for.
         kept: names left in their dtype because they are not floating point.

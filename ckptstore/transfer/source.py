@@ -102,8 +102,8 @@ class Source:
 
     Attributes:
         format: "safetensors", "torch", "npz" or "dcp".
-        tree: names to lazy arrays, or (torch, dcp) whatever was saved, with lazy arrays in it. The same object
-            twice is a tied tensor.
+        tree: names to lazy arrays, or (torch, dcp) whatever was saved, with lazy arrays in it. The same
+            object twice is a tied tensor.
         is_flat: it is the former.
         metadata: what the file says besides.
         files: the files that it lies in, to be digested.

@@ -196,38 +196,23 @@ class Archive:
             raise DocumentError(f"{self._what}: a storage is shorter than it should be")
         return _Storage(begin, nbytes, dtype)
 
-    def _tensor(
-        self,
-        storage: _Storage,
-        offset: int,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        _requires_grad: bool,
-        _hooks: Any,
-        metadata: Any = None,
-    ) -> View:
+    def _tensor(self, storage: _Storage, *given: Any) -> View:
+        """Of (offset, shape, strides, requires_grad, hooks, lazy operations)."""
+        offset, shape, strides, _, _, *rest = given
         if storage.dtype is None:
             raise DocumentError(f"{self._what}: a tensor without a dtype")
-        if metadata:
+        if any(rest):
             raise UnsupportedValueError(
                 f"{self._what} is a lazily conjugated or negated tensor",
                 hint="save tensor.resolve_conj().resolve_neg()",
             )
         return self._view(storage, storage.dtype, offset, shape, strides)
 
-    def _tensor_of_dtype(
-        self,
-        storage: _Storage,
-        offset: int,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        requires_grad: bool,
-        hooks: Any,
-        dtype: _TorchDType,
-        metadata: Any = None,
-    ) -> View:
+    def _tensor_of_dtype(self, storage: _Storage, *given: Any) -> View:
+        """The same, with a dtype after the hooks."""
+        *before, dtype = given[:6]
         typed = dataclasses.replace(storage, dtype=BY_NAME[dtype.name])
-        return self._tensor(typed, offset, shape, strides, requires_grad, hooks, metadata)
+        return self._tensor(typed, *before, *given[6:])
 
     def _view(
         self, storage: _Storage, dtype: DType, offset: int, shape: Sequence[int], strides: Sequence[int]
@@ -304,7 +289,8 @@ def _numpy_dtype(record: Any) -> np.dtype[Any]:
     _, order, *details = record.state
     if order not in ("<", ">", "|", "=") or details != [None, None, None, -1, -1, 0]:
         raise NotPlainError("a numpy value of records, dates or objects")
-    return np.dtype(order + record.kind.removeprefix("numpy."))
+    found: np.dtype[Any] = np.dtype(order + record.kind.removeprefix("numpy."))
+    return found
 
 
 def _numpy_kind(text: str, *_: bool) -> Record:

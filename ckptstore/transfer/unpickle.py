@@ -15,8 +15,11 @@ from typing import Any
 from ckptstore.errors import DocumentError, UnsupportedValueError
 
 _DATA = frozenset(
-    "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES "
-    "SHORT_BINBYTES BINBYTES8 BYTEARRAY8".split()
+    (
+        *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
+        *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+    )
 )
 _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
@@ -85,7 +88,7 @@ class Unpickler:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
-        self._operations: Mapping[str, Callable[[Any], None]] = {
+        self._operations: Mapping[str, Callable[[Any], object]] = {
             "PROTO": lambda _: None,
             "FRAME": lambda _: None,
             "MARK": lambda _: self._marks.append(len(self._stack)),

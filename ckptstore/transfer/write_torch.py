@@ -10,11 +10,13 @@ from __future__ import annotations
 import collections
 import io
 import pickle
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from ckptstore.errors import UnsupportedValueError
-from ckptstore.model.plain import show_path
+from ckptstore.model.plain import StatePath, show_path
 from ckptstore.transfer.files import NewFile, os_errors
 from ckptstore.transfer.flat import Pump
 from ckptstore.transfer.pick import Entry
@@ -98,22 +100,28 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def pickled(tree: Any) -> bytes:
+def pickled(tree: Any, path: StatePath = (), *, loads_all: bool = False) -> bytes:
     """The tree, its tensors as :class:`Place`.
+
+    Args:
+        path: to the tree, for messages.
+        loads_all: numpy scalars, frozen sets and empty bytes may be in it, too: its reader loads them.
 
     Raises:
         UnsupportedValueError: names what ``torch.load(weights_only=True)`` would refuse.
     """
-    _check(tree, ())
+    _check(tree, path, loads_all)
     out = io.BytesIO()
     _Pickler(out, protocol=2).dump(tree)
     return out.getvalue()
 
 
-def _check(value: Any, path: tuple[Any, ...]) -> None:
+def _check(value: Any, path: StatePath, loads_all: bool) -> None:
     import torch
 
     kind = type(value)
+    if loads_all and (kind is bytes or isinstance(value, np.generic)):
+        return
     if kind is bytes and not value:  # pickled as a call of `bytes`, which is not on torch's list
         raise UnsupportedValueError(
             f"{show_path(path)} is empty bytes, which torch.load(weights_only=True) refuses",
@@ -122,14 +130,14 @@ def _check(value: Any, path: tuple[Any, ...]) -> None:
         )
     if kind in (dict, collections.OrderedDict):
         for key, item in value.items():
-            _check(key, (*path, key))
-            _check(item, (*path, key))
+            _check(key, (*path, key), loads_all)
+            _check(item, (*path, key), loads_all)
     elif kind in (list, tuple):
         for i, item in enumerate(value):
-            _check(item, (*path, i))
-    elif kind is collections.Counter or kind is set:
+            _check(item, (*path, i), loads_all)
+    elif kind is collections.Counter or kind is set or (loads_all and kind is frozenset):
         for item in value:
-            _check(item, path)
+            _check(item, path, loads_all)
     elif value is not None and kind not in (
         *(Place, bool, int, float, complex, str, bytes, bytearray),
         *(torch.Size, torch.dtype, torch.device),
@@ -150,10 +158,21 @@ def write_into(file: NewFile, tree: bytes, entries: Sequence[Entry], pump: Pump)
         entries: in the order of their keys.
     """
     with os_errors(f"cannot write {file.path}"):
-        with ZipWriter(file.file, align=_ALIGN) as archive:
-            archive.add(f"{_ROOT}/data.pkl", [tree])
-            archive.add(f"{_ROOT}/byteorder", [b"little"])
-            for key, (_, pieces) in enumerate(pump.by_entry(entries)):
-                archive.add(f"{_ROOT}/data/{key}", pieces)
-            archive.add(f"{_ROOT}/version", [b"3\n"])
+        write_archive(file.file, tree, pump.by_entry(entries))
         return file.finish()
+
+
+def write_archive(
+    file: BinaryIO, tree: bytes, storages: Iterable[tuple[Entry, Iterable[bytes | memoryview]]]
+) -> None:
+    """Writes an archive; it begins where the file says that it is at byte 0.
+
+    Args:
+        storages: entries in the order of their keys, and their bytes.
+    """
+    with ZipWriter(file, align=_ALIGN) as archive:
+        archive.add(f"{_ROOT}/data.pkl", [tree])
+        archive.add(f"{_ROOT}/byteorder", [b"little"])
+        for key, (_, pieces) in enumerate(storages):
+            archive.add(f"{_ROOT}/data/{key}", pieces)
+        archive.add(f"{_ROOT}/version", [b"3\n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zipfile
 from collections.abc import Iterable
@@ -55,14 +56,14 @@ class ZipWriter:
         self._zip.close()
 
 
-def data_offset(file: BinaryIO, info: zipfile.ZipInfo, file_bytes: int) -> int:
+def data_offset(file: BinaryIO | io.RawIOBase, info: zipfile.ZipInfo, file_bytes: int) -> int:
     """Where the bytes of a stored member begin.
 
     Raises:
         DocumentError: the archive contradicts itself.
     """
     file.seek(info.header_offset)
-    header = file.read(_LOCAL_HEADER.size)
+    header = file.read(_LOCAL_HEADER.size) or b""
     if len(header) < _LOCAL_HEADER.size:
         raise DocumentError(f"member {info.filename!r} lies outside of the file")
     magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)

@@ -119,7 +119,7 @@ def load_case(rank: int, _world: int, directory: str, case: Case, key: str) -> L
     """Restores into blank tensors and compares each byte."""
     side = case.loading
     state = state_of(case, rank, side, blank=True)
-    wanted = {name: _boxes(value, name) for name, value in state["model"].items()}
+    wanted = {f"model.{name}": _boxes(value, name) for name, value in state["model"].items()}
     # Packs of these sizes are smaller than one gap: all of each would be read at once.
     with (
         counted_store(directory) as (store, backend),

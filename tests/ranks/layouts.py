@@ -102,9 +102,9 @@ def sides(draw: st.DrawFn) -> Side:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Layouts of one to four tensors on both sides."""
+    """Layouts of two to eight tensors on both sides."""
     saving, loading = draw(sides()), draw(sides())
-    tensors = tuple(draw(tensors_of(saving, loading, f"w{i}")) for i in range(draw(st.integers(1, 4))))
+    tensors = tuple(draw(tensors_of(saving, loading, f"w{i}")) for i in range(draw(st.integers(2, 8))))
     return Case(saving, loading, tensors, together=draw(st.booleans()))
 
 

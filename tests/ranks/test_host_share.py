@@ -1,9 +1,10 @@
-"""Ranks of one host share a restore: each byte is read once, and whoever fails does not leave others waiting."""
+"""Ranks of one host share a restore: each byte is read once, and who fails leaves nobody waiting."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import multiprocessing
 import os
@@ -68,8 +69,10 @@ class Saved:
 @contextlib.contextmanager
 def saved(directory: Path, state: dict[str, np.ndarray], chunk_bytes: int = CHUNK) -> Iterator[Saved]:
     with ckptstore.init(directory, chunk_bytes=chunk_bytes) as store:
-        checkpoint = store.run("train").save(1, dict(state)).result()
-        yield Saved(checkpoint.tier, checkpoint.contents, state)
+        checkpoint = store.run("train").save(1, {"m": dict(state)}).result()
+        yield Saved(
+            checkpoint.tier, checkpoint.contents, {f"m.{name}": value for name, value in state.items()}
+        )
 
 
 class Counting(FaultBackend):
@@ -140,7 +143,7 @@ def check_once(outcomes: Sequence[Outcome]) -> int:
     """Bytes read by all; no byte was read twice."""
     raised(outcomes)
     found = sorted(span for outcome in outcomes for span in outcome.ranges)
-    for (key, _, end), (other, start, _) in zip(found, found[1:], strict=False):
+    for (key, _, end), (other, start, _) in itertools.pairwise(found):
         assert key != other or end <= start, f"{key} is read twice"
     total = sum(end - start for _, start, end in found)
     assert total == sum(outcome.done.bytes_read for outcome in outcomes)
@@ -199,11 +202,11 @@ def test_mixtures(tmp_path, place, seed):
     with saved(tmp_path / "store", state, chunk_bytes=CHUNK // 16) as it:
         wants: list[list[Want]] = []
         for _ in range(int(random.integers(2, 6))):
-            mine = it.wants([name for name in state if random.random() < 0.5])
+            mine = it.wants([name for name in it.arrays if random.random() < 0.5])
             rows, columns = sorted(random.integers(0, 65, 2)), sorted(random.integers(0, 1501, 2))
             sizes = (int(rows[1] - rows[0]), int(columns[1] - columns[0]))
             if all(sizes):
-                mine.append(it.want("wide", Box((int(rows[0]), int(columns[0])), sizes)))
+                mine.append(it.want("m.wide", Box((int(rows[0]), int(columns[0])), sizes)))
             wants.append(mine)
         outcomes = together(it, wants, place, budget_bytes=int(random.integers(1, 300_000)))
         check_once(outcomes)
@@ -215,7 +218,7 @@ def test_each_rank_its_own_shard_reads_as_before(tmp_path, place):
     state = {"w": np.arange(1 << 20, dtype=np.float64)}
     with saved(tmp_path / "store", state) as it:
         rows = len(state["w"]) // 4
-        wants = [[it.want("w", Box((i * rows,), (rows,)))] for i in range(4)]
+        wants = [[it.want("m.w", Box((i * rows,), (rows,)))] for i in range(4)]
         outcomes = together(it, wants, place)
         assert check_once(outcomes) == state["w"].nbytes
         assert [outcome.done.bytes_read for outcome in outcomes] == [rows * 8] * 4
@@ -249,7 +252,7 @@ def test_odd_sizes(tmp_path, place):
     state |= {"scalar": np.array(2.5), "empty": np.zeros((0, 3)), "big": random.standard_normal(99_999)}
     state["complex"] = random.standard_normal(1001) + 1j
     with saved(tmp_path / "store", state, chunk_bytes=CHUNK // 8) as it:
-        names = [name for name in state if state[name].size]
+        names = [name for name in it.arrays if it.arrays[name].size]
         wants = [it.wants(names) for _ in range(3)]
         check_once(together(it, wants, place, budget_bytes=4097))
         for each in wants:
@@ -374,7 +377,7 @@ def test_a_damaged_chunk_fails_all_and_names_the_reader(large, place, index):
     for i, outcome in enumerate(outcomes):
         if i == index:
             assert isinstance(outcome.error, ChunkDamagedError)
-            assert "tensor 't0" in str(outcome.error)
+            assert "tensor 'm.t0" in str(outcome.error)
         else:
             assert isinstance(outcome.error, DeadlineError)
             assert f"rank {10 + index}" in str(outcome.error)

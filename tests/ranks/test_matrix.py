@@ -14,6 +14,7 @@ from tests.ranks.layouts import Case
 from tests.ranks.pool import RankPool
 
 CHUNK_BYTES = 1 << 10
+SHARED = False
 
 _numbers = itertools.count()
 
@@ -44,7 +45,7 @@ def check_case(pool: RankPool, folder: Path, case: Case) -> None:
         assert checkpoint.id == saved[0][0]
         _check_whole(checkpoint, case)
         wanted = [found.wanted for found in loaded]
-        readers = [counted.together(wanted)] if case.together else wanted
+        readers = [counted.together(wanted)] if case.together and SHARED else wanted
         assert sum(found.read for found in loaded) <= counted.most_bytes(checkpoint, readers)
     shutil.rmtree(directory)
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ckptstore.errors import StateMismatchError
-from ckptstore.model.targets import LOAD, SavedTree, TensorSpec
+from ckptstore.model.targets import LOAD, LoadLike, SavedTree, TensorSpec
+from ckptstore.shards import MayDiffer, PerRank
 
 
 @dataclasses.dataclass
@@ -23,6 +24,8 @@ class Cell:
 
 
 def _copy(node, ties):
+    if isinstance(node, MayDiffer | PerRank):
+        return _copy(node.value, ties)  # one process: there is nobody to differ from
     if isinstance(node, torch.Tensor):
         place = (node.data_ptr() if node.numel() else id(node), node.dtype, tuple(node.shape), node.stride())
         if place not in ties:
@@ -92,6 +95,8 @@ def save(state, step=1) -> Checkpoint:
 def _compare(target, saved, path, problems):
     if target is LOAD:
         return
+    if isinstance(target, LoadLike):
+        target = target.like.detach().to(getattr(torch, saved.dtype))
     if isinstance(saved, Cell):
         here = (str(target.dtype).removeprefix("torch."), tuple(target.shape))
         if here != (saved.dtype, saved.shape):
@@ -111,6 +116,8 @@ def _compare(target, saved, path, problems):
 def _fill(target, saved):
     if target is LOAD:
         return _map(saved, lambda cell: cell.value)
+    if isinstance(target, LoadLike):
+        return torch.empty_like(target.like.detach(), dtype=saved.value.dtype).copy_(saved.value)
     if isinstance(saved, Cell):
         if isinstance(target, torch.Tensor):
             with torch.no_grad():

@@ -110,9 +110,7 @@ class Collector:
                 raise UnsupportedValueError(f"two entries of the state are called {name}", path=name)
             parts = sorted(pieces.parts, key=lambda part: part[0].offsets)
             boxes = tuple(box for box, _ in parts)
-            tensor = Tensor(
-                printable(name), _first(paths[name]), pieces.dtype, pieces.shape, "torch", boxes
-            )
+            tensor = Tensor(printable(name), _first(paths[name]), pieces.dtype, pieces.shape, "torch", boxes)
             tensors[tensor.name] = (tensor, tuple(array for _, array in parts))
         names = sorted(tensors)
         number = {name: i for i, name in enumerate(names)}

@@ -6,7 +6,7 @@ Ranks write different items of one state, so each rank's part carries a flat tre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.distributed.checkpoint._traverse import traverse_state_dict
 
 from ckptstore.arrays import is_array
 from ckptstore.errors import StateMismatchError, UsageError
+from ckptstore.load.build import map_containers
 from ckptstore.load.saved import Saved
 from ckptstore.model import values
 from ckptstore.model.plain import Composite, Leaf, StatePath
@@ -118,3 +119,13 @@ def flatten(tree: Mapping[Any, Any], what: str) -> tuple[dict[str, Any], dict[st
 
     traverse_state_dict(dict(tree), visit, is_tensor)
     return nodes, paths
+
+
+def replaced(node: Any, call: Callable[[Saved], Any]) -> Any:
+    """A decoded tree with `call`'s results in place of its tensors; containers are changed in place."""
+    if isinstance(node, Saved):
+        return call(node)
+    if isinstance(node, Composite):
+        parts = {name: replaced(part, call) for name, part in node.parts.items()}
+        return Composite(node.kind, node.head, parts)
+    return map_containers(node, lambda item: replaced(item, call))
