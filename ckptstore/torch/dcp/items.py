@@ -159,8 +159,9 @@ def check_box(live: Any, box: Box, name: str) -> None:
     boxes = [found for found, _ in dtensors.boxes_of(live, name)]
     if boxes != [box]:
         raise UnsupportedValueError(
-            f"{name} is a DTensor with the placements {tuple(live.placements)}: its part here is no rectangle "
-            f"at {list(box.offsets)} of size {list(box.sizes)}, as DCP says, but {len(boxes)} other boxes",
+            f"{name} is a DTensor with the placements {tuple(live.placements)}: its part here is no "
+            f"rectangle at {list(box.offsets)} of size {list(box.sizes)}, as DCP says, but {len(boxes)} "
+            "other boxes",
             path=name,
             hint="run.save and run.restore handle it; or redistribute it to Shard(...) before",
         )

@@ -20,7 +20,8 @@ _lock = threading.Lock()
 
 def _constructors() -> list[Any]:
     """What besides torch's own list may stand in such bytes: all of it plain data, nothing that acts."""
-    multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
+    core: Any = getattr(np, "_core", None) or np.core  # numpy 2 and 1
+    multiarray = core.multiarray
     return [
         *(getattr(np.dtypes, name) for name in np.dtypes.__all__),
         np.dtype,
