@@ -93,8 +93,8 @@ class Run(RunResume):
             step: an int. Saving a step again makes a second checkpoint of that step, the later of both.
             state: a TrainState, or a dict of components: nested containers of tensors, arrays, values and
                 objects with ``state_dict``.
-            metrics: numbers by name, for :meth:`best` and retention. Of several ranks, rank 0's count, and its
-                metadata and tags.
+            metrics: numbers by name, for :meth:`best` and retention. Of several ranks, only what rank 0 gives
+                counts; so do metadata and tags.
             metadata: any plain values, up to 4 MiB.
             tags: names for it within the run.
             bases: further checkpoints, of any run of the store, whose stored chunks may be reused. What
