@@ -71,6 +71,7 @@ class Run(RunResume):
         self._opened = 0
         self._opened_by: Ranks | None = None
         self._session_lost = False
+        self._came_late = False
         self._pending: PendingSave | None = None
 
     # --- saving -------------------------------------------------------------------------------
@@ -178,6 +179,8 @@ class Run(RunResume):
             self._saver = RankedSaver(self._tier, session, ranks, self._options)
         attempt = session.next_attempt(given.step)
         try:
+            if self._came_late:
+                attempt, self._came_late = self._saver.catch_up(attempt), False
             request, flat = self._prepare(given, ranks)
         except BaseException as error:
             self._saver.cannot(attempt, error)
@@ -351,6 +354,9 @@ class Run(RunResume):
             raise SaveFailedError(
                 f"rank 0 could not open a session of run {self.name!r}: {failed[0].decode(errors='replace')}"
             )
+        # When it does after all, that is the session that we join.
+        self._opened -= 1
+        self._came_late = True
         raise DeadlineError(
             f"run {self.name!r}: rank 0 opened no session in {seconds:g} s",
             hint=f"every rank must make the same calls and see the same store: does rank 0 write to "

@@ -125,41 +125,20 @@ class HostShare:
         Raises:
             DeadlineError: a rank failed or was lost after it had come.
         """
-        if self._used or self.count == 1:
-            yield None
-            return
+        found = None
+        if not self._used and self.count > 1:
+            found = self._create() if self.index == 0 else self._find()
         self._used = True
-        sharing = self._begin() if self.index == 0 else self._follow()
-        if sharing is None:
+        if found is None:
             yield None
             return
-        with sharing:
-            yield sharing
-
-    def _begin(self) -> Sharing | None:
-        created = self._create()
-        if created is None:
-            log.warning("ranks of this host read for themselves: no shared memory or temp directory to use")
-            return None
-        path, fd = created
-        sharing = Sharing(self, fd)
-        try:
-            missing = sharing.gather_arrivals()
-        except BaseException as error:
-            sharing.__exit__(type(error), error, None)
-            raise
-        finally:
-            path.unlink(missing_ok=True)  # all have opened it, or will go on without
-        if not missing:
-            return sharing
-        log.warning(
-            "ranks of this host read for themselves: %s of %d on it did not come in %g s",
-            show_ranks(missing).replace("rank", "number", 1),
-            self.count,
-            self.join_seconds,
-        )
-        sharing.__exit__(None, None, None)
-        return None
+        path, fd = found
+        with contextlib.ExitStack() as leaving:
+            leaving.callback(path.unlink, missing_ok=True)  # whoever made it may be dead
+            sharing = leaving.enter_context(Sharing(self, fd))
+            together = sharing.meet()
+            path.unlink(missing_ok=True)  # all have opened it, or will go on without: a crash leaves nothing
+            yield sharing if together else None
 
     def _create(self) -> tuple[Path, int] | None:
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -173,28 +152,17 @@ class HostShare:
                 return path, fd
             os.close(fd)
             path.unlink(missing_ok=True)
+        log.warning("ranks of this host read for themselves: no shared memory or temp directory to use")
         return None
 
-    def _follow(self) -> Sharing | None:
-        monotonic = self.environment.monotonic
-        end = monotonic() + self.join_seconds
-        while (opened := self._open()) is None:
-            if not self._paths or monotonic() >= end:
-                log.info("this rank reads for itself: its host's first rank has made no file to share")
+    def _find(self) -> tuple[Path, int] | None:
+        end = self.environment.monotonic() + self.join_seconds
+        while (found := self._open()) is None:
+            if not self._paths or self.environment.monotonic() >= end:
+                log.info("this rank reads for itself: the first rank of its host has made no file to share")
                 return None
-            self.environment.sleep(_LONGEST_SLEEP / 2)
-        path, fd = opened
-        sharing = Sharing(self, fd)
-        try:
-            together = sharing.await_decision()
-        except BaseException as error:
-            path.unlink(missing_ok=True)  # who made it may be dead
-            sharing.__exit__(type(error), error, None)
-            raise
-        if together:
-            return sharing
-        sharing.__exit__(None, None, None)
-        return None
+            self.environment.sleep(_LONGEST_SLEEP / 5)
+        return found
 
     def _open(self) -> tuple[Path, int] | None:
         for path in self._paths:
@@ -288,24 +256,25 @@ class Sharing:
 
     # --- meeting ------------------------------------------------------------------------------
 
-    def gather_arrivals(self) -> list[int]:
-        """Waits for all; decides for all; returns the indices of those that did not come."""
-        host = self._host
-        end = host.environment.monotonic() + host.join_seconds
-        while missing := self._behind(_ARRIVED):
-            if host.environment.monotonic() >= end:
-                break
-            self.raise_failed()
-            host.environment.sleep(_LONGEST_SLEEP / 5)
-        self._common[_DECISION] = _ALONE if missing else _GO
-        return missing
-
-    def await_decision(self) -> bool:
-        """Whether the first rank has found all ranks there."""
+    def meet(self) -> bool:
+        """Whether all ranks of the host have come: the first one waits for them and decides for all."""
+        if self._host.index == 0:
+            missing = self._missing()
+            self._common[_DECISION] = _ALONE if missing else _GO
+            if missing:
+                who = f"number {', '.join(map(str, missing))} of {self._host.count}"
+                self._alone(f"{who} did not come in {self._host.join_seconds:g} s")
         patience = _Patience(self, "to say who is there")
         while not self._common[_DECISION]:
             patience.pause([0])
         return bool(self._common[_DECISION] == _GO)
+
+    def _missing(self) -> list[int]:
+        environment = self._host.environment
+        end = environment.monotonic() + self._host.join_seconds
+        while (missing := self._behind(_ARRIVED)) and environment.monotonic() < end:
+            environment.sleep(_LONGEST_SLEEP / 5)
+        return missing
 
     def divide(self, contents: Contents, rows: Sequence[int]) -> Division | None:
         """Divides the host's reads; None when all ranks are to read for themselves.
@@ -344,11 +313,8 @@ class Sharing:
         return Division(shared.read_of_row, runs, mine, ring, ready)
 
     def _alone(self, reason: str) -> None:
-        log.log(
-            logging.INFO if self._host.index else logging.WARNING,
-            "ranks of this host read for themselves: %s",
-            reason,
-        )
+        level = logging.INFO if self._host.index else logging.WARNING  # once per host
+        log.log(level, "ranks of this host read for themselves: %s", reason)
 
     def _needs_of(self, at: int, count: int) -> Bools:
         packed = np.frombuffer(os.pread(self._fd, -(-count // 8), at), np.uint8)
@@ -456,8 +422,9 @@ class Sharing:
     def _advance(self) -> None:
         """Says up to where this rank has taken all that it needs."""
         at = int(self._own[_TAKEN])
-        left = np.flatnonzero(~self._taken[at:])
-        self._say(_TAKEN, at + int(left[0]) if len(left) else len(self._taken))
+        while at < len(self._taken) and self._taken[at]:
+            at += 1
+        self._say(_TAKEN, at)
 
     # --- the others ---------------------------------------------------------------------------
 
@@ -470,19 +437,20 @@ class Sharing:
 
     def _agree(self, state: int, willing: bool) -> bool:
         """Waits until all have come to `state`; whether all are willing to go on."""
-        self._own[_REFUSED] = not willing
+        self._own[_REFUSED] = 0 if willing else state
         self._say(_STATE, state)
         patience = _Patience(self, "to say what it needs")
         while behind := self._behind(state):
             patience.pause(behind)
         self._fence.between()
         self.raise_failed()
-        return not self._lines[:, _REFUSED].any()
+        return state not in self._lines[:, _REFUSED]
 
     def _reason_at(self, index: int) -> int:
         return 8 * _WORDS * (1 + self._host.count) + _REASON_BYTES * index
 
     def raise_failed(self) -> None:
+        """Raises if this rank or another has failed."""
         if self._error is not None:
             raise self._error
         failed = self._lines[:, _STATE] == _FAILED
@@ -514,6 +482,7 @@ class Sharing:
         return f"{self.show(indices)}, which shared this restore on one host,"
 
     def show(self, indices: Sequence[int]) -> str:
+        """Their ranks in the whole training, for messages."""
         return show_ranks([int(self._lines[i, _RANK]) for i in indices])
 
 
@@ -570,10 +539,12 @@ class _Places:
 
     @property
     def count(self) -> int:
+        """How many there are."""
         return len(self.row)
 
     @classmethod
     def of(cls, contents: Contents) -> _Places:
+        """From the location table."""
         where = contents.locations
         order = np.lexsort((where.offset, where.object))
         first = np.ones(len(order), np.bool_)

@@ -50,6 +50,15 @@ log = logging.getLogger("ckptstore")
 _PATIENCE = 1.2
 """Who waits for rank 0 waits a little longer than rank 0 waits for the others: its word says more."""
 
+_HERE = 0.25
+"""After this share of the deadline, who waits for rank 0 says at which call it is."""
+
+_STEPS = 8
+"""So many of its own calls a rank remembers, to compare with what rank 0 has said."""
+
+_REASONS = {DeadlineError.kind: "rank 0 did not commit it in time"}
+"""What a VOID says in a word, where no part says more."""
+
 _UNTOUCHED = "older checkpoints are untouched; the next save starts anew"
 
 
@@ -74,6 +83,7 @@ class RankedSaver:
         self._remembered: Remembered | None = None
         self._warned = False
         self._decided: Room | None = None  # of the last commit, to be cleared (rank 0)
+        self._steps: dict[int, int] = {}  # of this rank's own calls, by number
 
     # --- one save -----------------------------------------------------------------------------
 
@@ -93,6 +103,7 @@ class RankedSaver:
             SessionSupersededError, WrongStoreError: nothing was committed.
         """
         room = Room(self._tier, attempt)
+        self._steps = {attempt.number: attempt.step, **dict(list(self._steps.items())[:_STEPS])}
         with self._saying_why(attempt):
             self._tier.check_marker()
             if attempt.number == 1:
@@ -119,6 +130,8 @@ class RankedSaver:
 
     def cannot(self, attempt: Attempt, error: BaseException) -> None:
         """Says that this rank cannot do its part, so that no other waits for it until the deadline."""
+        # Not all may have heard who writes what: it is said once more.
+        self._unsaid = self._unsaid or self._agreement
         reason = error.message if isinstance(error, CkptstoreError) else f"{type(error).__name__}: {error}"
         try:
             part = Part.failed(self._ranks.rank, attempt.step, attempt.number, reason[:2000])
@@ -266,26 +279,56 @@ class RankedSaver:
 
     def _missing(self, attempt: Attempt, ranks: Sequence[int], what: str) -> DeadlineError:
         return DeadlineError(
-            f"{self._name(attempt)}: {show_ranks(ranks)} did not {what} in "
+            f"{show_ranks(ranks)} did not {what} in "
             f"{self._options.deadline_seconds:g} s{self._elsewhere(attempt, ranks)}",
             hint="look at their logs: they may have died, or missed a call of save",
         )
 
     def _elsewhere(self, attempt: Attempt, ranks: Sequence[int]) -> str:
         """Where the missing ranks are instead: one that missed a call is told so by name."""
-        lines = set()
+        found = sorted(
+            (rank, other)
+            for rank, other in self._calls(attempt)
+            if rank in ranks and other != attempt and other.number >= attempt.number
+        )
+        lines = [f"rank {rank} was at step {other.step} in its call {other.number}" for rank, other in found]
+        return f" (this is call {attempt.number}; {'; '.join(lines[-4:])})" if lines else ""
+
+    def _calls(self, attempt: Attempt) -> set[tuple[int, Attempt]]:
+        """(rank, attempt) of what ranks have said in this session, as far as it was not cleared."""
+        found = set()
         for info in self._tier.listing("parts/"):
             owner, _, name = info.key.removeprefix("parts/").partition("/")
-            rank = name.removesuffix(layout.DOCUMENT).removeprefix("plan.")
+            said = name.removesuffix(layout.DOCUMENT)
+            rank = "0" if said in ("start", "plan") else said.removeprefix("plan.")
             try:
                 other = Attempt.parse(owner)
             except ValueError:
                 continue
-            if other.session != attempt.session or not rank.isdigit() or int(rank) not in ranks:
-                continue
-            if other != attempt and other.number >= attempt.number:
-                lines.add(f"rank {rank} was at step {other.step} in its call {other.number}")
-        return f" (this is call {attempt.number}; {'; '.join(sorted(lines)[-4:])})" if lines else ""
+            if other.session == attempt.session and rank.isdigit():
+                found.add((int(rank), other))
+        return found
+
+    def catch_up(self, attempt: Attempt) -> Attempt:
+        """The attempt of this call, of a rank that has joined the session too late for earlier ones."""
+        theirs = max((other for rank, other in self._calls(attempt) if rank == 0), key=_number, default=None)
+        if theirs is None:
+            return attempt
+        goes_on = theirs.step == attempt.step and not self._has_ended(theirs)
+        self.session.skip_to(theirs.number - 1 if goes_on else theirs.number)
+        return self.session.next_attempt(attempt.step)
+
+    def _has_ended(self, attempt: Attempt) -> bool:
+        return commits.read_commit(self._tier, self.session.run_key, str(attempt)) is not None
+
+    def _count_as_rank_0(self, attempt: Attempt) -> None:
+        """After a call that rank 0 did not make, or made under another number: the next has its number."""
+        theirs = max((other for rank, other in self._calls(attempt) if rank == 0), key=_number, default=None)
+        if theirs is None:
+            return
+        # What it said of a call that we made together tells only that it has not come to this one.
+        if theirs.number > attempt.number or self._steps.get(theirs.number) != theirs.step:
+            self.session.skip_to(theirs.number)
 
     # --- the others ---------------------------------------------------------------------------
 
@@ -299,18 +342,25 @@ class RankedSaver:
 
     def _await_start(self, room: Room, attempt: Attempt) -> Start:
         wait = self._backoff(_PATIENCE)
+        clock = self._tier.environment.monotonic
+        # At the first call what it holds has told already.
+        when_to_say = None if attempt.number == 1 else clock() + _HERE * self._options.deadline_seconds
         while True:
             start = room.start()
             if start is not None:
                 return start
             self._raise_ended(room, attempt)
+            if when_to_say is not None and clock() >= when_to_say:
+                room.say_here(self._ranks.rank)
+                when_to_say = None
             if not wait.pause():
                 raise self._nothing_from_rank_0(attempt)
 
     def _nothing_from_rank_0(self, attempt: Attempt) -> DeadlineError:
+        where = self._elsewhere(attempt, [0]) or f" (this is call {attempt.number})"
+        self._count_as_rank_0(attempt)
         return DeadlineError(
-            f"{self._name(attempt)}: rank 0 did not begin it in {self._options.deadline_seconds:g} s"
-            f"{self._elsewhere(attempt, [0]) or f' (this is call {attempt.number})'}",
+            f"rank 0 did not begin it in {self._options.deadline_seconds:g} s{where}",
             hint="every rank must call save for the same steps in the same order; look at the log of rank 0",
         )
 
@@ -327,8 +377,7 @@ class RankedSaver:
                 return record
             if not wait.pause():
                 late = DeadlineError(
-                    f"{self._name(attempt)}: rank 0 did not commit it in "
-                    f"{self._options.deadline_seconds:g} s",
+                    f"rank 0 did not commit it in {self._options.deadline_seconds:g} s",
                     hint="look at the log of rank 0",
                 )
                 self._give_up(attempt, late)
@@ -342,7 +391,7 @@ class RankedSaver:
         if isinstance(found, CommitEnd):
             if found.reason == SessionSupersededError.kind:
                 self.session.check_current()  # raises, and says by whom
-            reason = room.reasons() or found.reason
+            reason = room.reasons() or _REASONS.get(found.reason, found.reason)
             if found.kind == "gone":
                 reason = "it was committed, and has been collected since"
             raise SaveFailedError(f"{self._name(attempt)} failed: {reason}", hint=_UNTOUCHED)
@@ -414,3 +463,7 @@ class RankedSaver:
     def _backoff(self, patience: float = 1.0) -> Backoff:
         seconds = self._options.deadline_seconds * patience
         return Backoff(self._tier.environment, seconds, self._ranks.world_size)
+
+
+def _number(attempt: Attempt) -> int:
+    return attempt.number

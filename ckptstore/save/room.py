@@ -92,6 +92,12 @@ class Room:
         """Any other rank, before who writes what was agreed: what it holds."""
         self._tier.put_new(layout.holding_key(self._name, rank), seal("holding", {"layout": held.encode()}))
 
+    def say_here(self, rank: int) -> None:
+        """Any other rank that waits for the start: that it is at this call."""
+        self._tier.put_new(
+            layout.holding_key(self._name, rank), seal("holding", {"layout": Layout((), (), 1).encode()})
+        )
+
     def say_part(self, part: Part) -> None:
         """Any rank: what it wrote, or why it could not."""
         self._tier.put_new(layout.part_key(self._name, part.rank), encode_part(part))

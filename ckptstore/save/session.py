@@ -41,6 +41,10 @@ class Session:
         self._calls += 1
         return Attempt(self.epoch.session, step, self._calls)
 
+    def skip_to(self, number: int) -> None:
+        """Counts on from `number`: rank 0's count is the one that all ranks follow."""
+        self._calls = number
+
     def next_sequence(self) -> int:
         """The place of this save in the session."""
         self._sequence += 1

@@ -1,7 +1,11 @@
-"""What a training adds to its state: values, tensors, and objects with `state_dict`, in nested dicts."""
+"""What a training adds to its state: values, tensors, and objects with `state_dict`, in nested dicts.
+
+Tensors may be sharded (DTensors, LocalShards), and anything may be one rank's own (PerRank).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,11 +13,14 @@ import numpy as np
 import torch
 
 from ckptstore.model.targets import LOAD, TensorSpec
+from ckptstore.shards import LocalShard, MayDiffer, PerRank
 from ckptstore.torch.loader import is_stateful
 
 
 def capture_extra(value: Any) -> Any:
     """The tree of an extra value; objects with `state_dict` become what it returns."""
+    if isinstance(value, PerRank | MayDiffer):
+        return dataclasses.replace(value, value=capture_extra(value.value))
     if is_stateful(value):
         return value.state_dict()
     if type(value) is dict:
@@ -25,7 +32,9 @@ def _keeps_identity(value: Any) -> bool:
     """Whether something in there is filled or told, rather than replaced."""
     if type(value) is dict:
         return any(_keeps_identity(item) for item in value.values())
-    return is_stateful(value) or isinstance(value, torch.Tensor | np.ndarray)
+    if isinstance(value, PerRank | MayDiffer):
+        return True
+    return is_stateful(value) or _spec_of(value) is not None
 
 
 def _spec_of(value: Any) -> tuple[str, str, tuple[int, ...]] | None:
@@ -33,6 +42,10 @@ def _spec_of(value: Any) -> tuple[str, str, tuple[int, ...]] | None:
         return "torch", str(value.dtype).removeprefix("torch."), tuple(value.shape)
     if isinstance(value, np.ndarray):
         return "numpy", value.dtype.name, value.shape
+    shard = value[0] if isinstance(value, list | tuple) and value else value
+    if isinstance(shard, LocalShard):
+        kind, dtype, _ = _spec_of(shard.array) or ("", "", ())
+        return kind, dtype, shard.global_shape
     return None
 
 
@@ -42,6 +55,9 @@ def extra_target(live: Any, saved: Any) -> Any:
     A dict that holds tensors or objects is gone through; one of plain values is replaced whole. Keys that
     were saved and are not there come along.
     """
+    if isinstance(live, PerRank | MayDiffer):
+        target = extra_target(live.value, saved)
+        return PerRank(target, live.key) if isinstance(live, PerRank) and live.key is not None else target
     if is_stateful(live):
         return LOAD
     if type(live) is dict and type(saved) is dict and _keeps_identity(live):
@@ -61,10 +77,16 @@ def install_extra(live: dict[Any, Any], tree: Mapping[Any, Any]) -> None:
     for key, value in tree.items():
         if value is LOAD:
             continue
-        here: Any = live.get(key)
-        if is_stateful(here):
-            here.load_state_dict(value)
-        elif type(here) is dict and type(value) is dict and _keeps_identity(here):
-            install_extra(here, value)
-        else:
-            live[key] = value
+        live[key] = _installed(live.get(key), value)
+
+
+def _installed(here: Any, value: Any) -> Any:
+    if isinstance(here, PerRank | MayDiffer):
+        return dataclasses.replace(here, value=_installed(here.value, value))
+    if is_stateful(here):
+        here.load_state_dict(value)
+        return here
+    if type(here) is dict and type(value) is dict and _keeps_identity(here):
+        install_extra(here, value)
+        return here
+    return value

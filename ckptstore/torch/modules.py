@@ -75,7 +75,8 @@ def walk(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]
     module = unwrap(module)
     sharded = _type_if_loaded(*_SHARDED)
     if sharded is not None and isinstance(module, sharded):
-        module.reshard()
+        reshard: Any = module.reshard
+        reshard()
     yield prefix, module
     for name, child in module._modules.items():
         if child is not None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
 from ckptstore.errors import StateMismatchError, UsageError
-from ckptstore.model.plain import StatePath
-from ckptstore.model.targets import LOAD, PerRankValues, SavedTree
-from ckptstore.shards import PerRank
-from ckptstore.torch import modules, per_rank
-from ckptstore.torch import rng as random_states
+from ckptstore.model.targets import LOAD, SavedTree
+from ckptstore.torch import modules
 from ckptstore.torch.components import Named, form_problems, is_absent, named
 from ckptstore.torch.extra import capture_extra, extra_target, install_extra
-from ckptstore.torch.loader import is_stateful, position_source
+from ckptstore.torch.loader import is_stateful
 from ckptstore.torch.optimizer import (
     capture_optimizer,
     check_optimizer,
@@ -26,14 +23,13 @@ from ckptstore.torch.optimizer import (
     optimizer_problems,
     optimizer_targets,
 )
-from ckptstore.torch.reseed import reseed
+from ckptstore.torch.per_rank import OwnView, marked, unmarked
+from ckptstore.torch.positions import Positions
+from ckptstore.torch.random_states import RandomStates, RngPolicy
 from ckptstore.torch.sampler import distributed_place
 
 logger = logging.getLogger(__name__)
 
-RngPolicy = Literal["reseed", "keep", "exact"]
-RNG_POLICIES: Final[tuple[str, ...]] = get_args(RngPolicy)
-_SHOWN = 6
 
 # What a resumed training most probably goes wrong without; the rest many trainings do not have.
 _NEEDED = frozenset({"model", "optimizer", "loader"})
@@ -98,15 +94,11 @@ class TrainState:
             "scheduler": named("scheduler", scheduler),
             "scaler": named("scaler", scaler),
         }
-        loaders: Named[Any] = named("loader", loader)
-        sources = {name: position_source(part, loaders.label(name)) for name, part in loaders.parts.items()}
-        self._loaders = Named("loader", sources, loaders.single)
-        self._has_workers = any(getattr(part, "num_workers", 0) for part in loaders.parts.values())
-        self._generators = dict(generators or {})
+        self._positions = Positions(loader)
+        self._random_states = RandomStates(rng, generators or {})
         self._per_rank = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
-        self._rng_policy = rng
-        self._given_place: tuple[int, int] | None = None
-        self._borrowed: dict[StatePath, int] = {}
+        self._given_rank: tuple[int, int] | None = None
+        self._view: OwnView | None = None
         self._said_not_captured = False
         self._check_arguments()
 
@@ -123,9 +115,6 @@ class TrainState:
                     raise UsageError(f"{label} ({type(part).__name__}) has no state_dict and load_state_dict")
         if self.extra is not None and not isinstance(self.extra, dict):
             raise UsageError(f"extra= is a {type(self.extra).__name__}, not a dict")
-        if self._rng_policy not in RNG_POLICIES:
-            raise UsageError(f"rng={self._rng_policy!r}: must be one of {', '.join(RNG_POLICIES)}")
-        random_states.check_generators(self._generators)
         names = self._names()
         for name, optimizer in self._optimizers.parts.items():
             check_optimizer(optimizer, names, self._optimizers.label(name))
@@ -136,14 +125,14 @@ class TrainState:
 
     def set_place(self, rank: int, world_size: int) -> None:
         """Says which of how many ranks this is, where torch.distributed does not; a run does so by itself."""
-        self._given_place = (rank, world_size)
+        self._given_rank = (rank, world_size)
 
     @property
     def _rank(self) -> tuple[int, int]:
-        return self._given_place or distributed_place()
+        return self._given_rank or distributed_place()
 
     def _named(self) -> list[Named[Any]]:
-        return [self._models, self._optimizers, *self._stateful.values(), self._loaders]
+        return [self._models, self._optimizers, *self._stateful.values(), self._positions.loaders]
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -163,7 +152,7 @@ class TrainState:
             UsageError: something cannot be saved faithfully; nothing has happened.
         """
         # First: nothing has drawn yet.
-        tree: dict[str, Any] = {"rng": PerRank(random_states.capture(self._generators))}
+        tree: dict[str, Any] = {"rng": self._random_states.capture()}
         names = self._names()
         if self._models:
             tree["model"] = self._models.tree(lambda label, part: modules.capture_module(part, label))
@@ -174,11 +163,8 @@ class TrainState:
         for component, parts in self._stateful.items():
             if parts:
                 tree[component] = parts.tree(lambda _, part: part.state_dict())
-        if self._loaders:
-            tree["loader"] = {
-                "state": self._loaders.tree(lambda _, part: _loader_state(part)),
-                "place": self._place(),
-            }
+        if self._positions.loaders:
+            tree["loader"] = self._positions.capture(self._place())
         if self.extra is not None:
             tree["extra"] = {key: capture_extra(value) for key, value in self.extra.items()}
         tree["train"] = {
@@ -188,7 +174,7 @@ class TrainState:
             },
         }
         self.step = step
-        return per_rank.marked(tree, self._per_rank), self._not_captured()
+        return marked(tree, self._per_rank), self._not_captured()
 
     def _not_captured(self) -> tuple[str, ...]:
         absent = {parts.component for parts in self._named() if not parts} - {"scaler"}
@@ -198,7 +184,7 @@ class TrainState:
             for parameter in modules.parameters(model).values()
         ):
             absent.add("scaler")
-        if self._has_workers:
+        if self._positions.has_workers:
             absent.add("worker-rng")
         listed = tuple(sorted(absent))
         if listed and not self._said_not_captured:
@@ -209,8 +195,7 @@ class TrainState:
 
     def _place(self) -> dict[str, Any]:
         """World size and device mesh that a data position was taken in; its rank is the key of its part."""
-        sampler = next((p for p in self._loaders.parts.values() if hasattr(p, "world_size")), None)
-        return {"world_size": getattr(sampler, "world_size", self._rank[1]), "mesh": self._mesh()}
+        return self._positions.place(self._rank[1], self._mesh())
 
     def _mesh(self) -> dict[str, Any] | None:
         dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
@@ -239,9 +224,9 @@ class TrainState:
             StateMismatchError: this training cannot take the checkpoint; all problems are listed.
             UsageError: a part cannot be named, or no loader here can skip samples.
         """
-        self._check_skip(skip_samples)
+        self._positions.check_skip(skip_samples)
         whole: Mapping[str, Any] = saved.tree
-        view = per_rank.OwnView({key: part for key, part in whole.items() if key != "rng"}, self._rank[0])
+        view = OwnView({key: part for key, part in whole.items() if key != "rng"}, self._rank)
         tree: Mapping[str, Any] = view.tree
         saved_names: Mapping[str, Any] = tree.get("train", {}).get("named", {})
         problems: list[str] = []
@@ -254,7 +239,7 @@ class TrainState:
         if problems:
             self._refuse(problems)
         if "rng" in whole:
-            targets["rng"], found = self._rng_targets(whole["rng"])
+            targets["rng"], found = self._random_states.targets(whole["rng"], self._rank)
             problems += found
         if self._models:
             targets["model"] = self._models.tree(lambda label, part: modules.module_targets(part, label))
@@ -265,9 +250,9 @@ class TrainState:
             if parts and component in tree:
                 targets[component] = parts.tree(lambda _label, _part: LOAD)
                 problems += _stateful_problems(parts, tree[component])
-        if self._loaders and "loader" in tree:
-            targets["loader"] = {"state": self._loaders.tree(lambda _label, _part: LOAD), "place": LOAD}
-            problems += _stateful_problems(self._loaders, tree["loader"]["state"])
+        if self._positions.loaders and "loader" in tree:
+            targets["loader"] = self._positions.targets()
+            problems += _stateful_problems(self._positions.loaders, tree["loader"]["state"])
         if self.extra is not None:
             saved_extra = tree.get("extra", {})
             targets["extra"] = {
@@ -276,27 +261,8 @@ class TrainState:
             }
         if problems:
             self._refuse(problems)
-        self._borrowed = view.borrowed
+        self._view = view
         return view.chosen(targets)
-
-    def _rng_targets(self, saved: Any) -> tuple[Any, list[str]]:
-        """The own random states on as many ranks as saved them; else what the policy needs."""
-        parts = per_rank.parts_of(saved)
-        rank, world_size = self._rank
-        saved_by = per_rank.world_size_of(saved)
-        if saved_by == world_size and rank in parts:
-            return random_states.targets(parts[rank], self._generators)
-        if self._rng_policy == "exact":
-            return {}, [
-                f"rng: saved by {saved_by} ranks, here are {world_size}, and rng='exact' was asked for "
-                "(rng='reseed' seeds anew)"
-            ]
-        needed = {} if self._rng_policy == "keep" else {min(parts), max(parts)}
-        wanted: dict[int, Any] = {}
-        problems: list[str] = []
-        for key in sorted(needed):
-            wanted[key], problems = random_states.targets(parts[key], self._generators)
-        return PerRankValues(wanted, saved_by), problems
 
     def _optimizer_targets(self, saved: Any) -> tuple[Any, list[str]]:
         names = self._names()
@@ -322,23 +288,6 @@ class TrainState:
             hint="build models and optimizers as they were when it was saved, or load single components",
         )
 
-    def _check_skip(self, skip_samples: int) -> None:
-        if skip_samples < 0:
-            raise UsageError(f"skip_samples={skip_samples} must not be negative")
-        if skip_samples == 0:
-            return
-        if not self._loaders:
-            raise UsageError(
-                "skip_samples= needs a loader, and this TrainState has none", hint="give loader="
-            )
-        for name, loader in self._loaders.parts.items():
-            if not callable(getattr(loader, "skip", None)):
-                raise UsageError(
-                    f"skip_samples= needs a loader with skip(samples); {self._loaders.label(name)} "
-                    f"({type(loader).__name__}) has none",
-                    hint="use ckptstore.torch.ResumableLoader or ResumableSampler",
-                )
-
     def install(self, tree: dict[str, Any], *, skip_samples: int = 0) -> list[str]:
         """Puts in what was loaded; the random states last.
 
@@ -353,9 +302,10 @@ class TrainState:
         Raises:
             UsageError: no loader here can skip samples; nothing has been changed.
         """
-        self._check_skip(skip_samples)
+        self._positions.check_skip(skip_samples)
         names = self._names()
-        tree = per_rank.unmarked(tree)
+        view = self._view or OwnView({}, self._rank)
+        tree = unmarked(tree)
         for name, model, part in self._models.present(tree.get("model", LOAD)):
             modules.install_module(model, part, self._models.label(name))
         for _, optimizer, part in self._optimizers.present(tree.get("optimizer", LOAD)):
@@ -363,91 +313,18 @@ class TrainState:
         for component, parts in self._stateful.items():
             for _, owner, part in parts.present(tree.get(component, LOAD)):
                 owner.load_state_dict(part)
-        notes = self._install_loaders(tree.get("loader", LOAD), skip_samples)
+        borrowed = view.borrowed_under("loader")
+        notes = self._positions.install(tree.get("loader", LOAD), skip_samples, self._place(), borrowed)
         if self.extra is not None:
             install_extra(self.extra, tree.get("extra", {}))
         train = tree.get("train", LOAD)
         if not is_absent(train):
             self.step = train["step"]
-        notes += self._borrowed_notes()
-        notes += self._install_rng(tree.get("rng", LOAD))
+        notes += view.notes()
+        notes += self._random_states.install(tree.get("rng", LOAD), self._rank)
         for note in notes:
             logger.warning("%s", note)
         return notes
-
-    def _install_rng(self, tree: Any) -> list[str]:
-        if is_absent(tree):
-            return []
-        if not isinstance(tree, PerRankValues):
-            return random_states.install(tree, self._generators)
-        rank, world_size = self._rank
-        changed = f"random states were saved by {tree.world_size} ranks, here are {world_size}: "
-        parts = {key: part for key, part in tree.items() if not is_absent(part)}
-        if not parts:
-            return [f"{changed}those of this process are kept"] if self._rng_policy == "keep" else []
-        return [changed + note for note in reseed(parts, self._generators, rank, world_size)]
-
-    def _borrowed_notes(self) -> list[str]:
-        places = [".".join(str(key) for key in path) for path in self._borrowed if path[0] != "loader"]
-        if not places:
-            return []
-        shown = ", ".join(places[:_SHOWN]) + (
-            f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
-        )
-        whose = next(iter(self._borrowed.values()))
-        return [f"{shown}: kept by each rank of its own, and this rank saved none: rank {whose}'s is taken"]
-
-    def _install_loaders(self, tree: Any, skip_samples: int) -> list[str]:
-        notes: list[str] = []
-        if not is_absent(tree):
-            for name, loader, part in self._loaders.present(tree.get("state", LOAD)):
-                loader.load_state_dict(part)
-                notes += self._position_notes(name, loader, part, tree.get("place", LOAD))
-            notes += self._place_notes(tree.get("place", LOAD))
-        if skip_samples:
-            for loader in self._loaders.parts.values():
-                loader.skip(skip_samples)
-            notes.append(f"{skip_samples} samples are skipped")
-        return notes
-
-    def _position_notes(self, name: str, loader: Any, state: Any, place: Any) -> list[str]:
-        """What has become of a position in global samples on another number of ranks."""
-        if is_absent(place) or not _counts_globally(loader):
-            return []
-        then, now = place["world_size"], loader.world_size
-        if then == now:
-            return []
-        batch = f"{state['global_batch']} samples then, {loader.global_batch} now"
-        return [
-            f"{self._loaders.label(name)} goes on at global sample {loader.global_position} "
-            f"({then} ranks then, {now} now; global batch {batch})"
-        ]
-
-    def _place_notes(self, saved: Any) -> list[str]:
-        here = self._place()
-        if is_absent(saved):
-            return []
-        # A position in global samples means the same on any number of ranks.
-        own = [key for key in ("world_size", "mesh") if saved[key] != here[key]]
-        foreign = [name for name, part in self._loaders.parts.items() if not _counts_globally(part)]
-        if not own or not foreign:
-            return []
-        changes = ", ".join(f"{key} {saved[key]} then, {here[key]} now" for key in own)
-        labels = ", ".join(self._loaders.label(name) for name in foreign)
-        note = f"the data position of {labels} was saved in another topology ({changes})"
-        borrowed = [key for path, key in self._borrowed.items() if path[0] == "loader"]
-        taken = f", this rank goes on from rank {borrowed[0]}'s" if borrowed else ""
-        return [f"{note}{taken}: samples may come twice or never"]
-
-
-def _counts_globally(loader: Any) -> bool:
-    """Whether its position is in samples of the whole training, so that any rank's is all ranks'."""
-    return hasattr(loader, "global_position")
-
-
-def _loader_state(loader: Any) -> Any:
-    state = loader.state_dict()
-    return state if _counts_globally(loader) else PerRank(state)
 
 
 def _stateful_problems(parts: Named[Any], saved: Any) -> list[str]:

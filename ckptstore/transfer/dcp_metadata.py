@@ -33,6 +33,7 @@ _CLASSES = {
     f"{_DCP}.filesystem": ("_StorageInfo",),
     "torch.distributed._shard.sharded_tensor.metadata": ("TensorProperties",),
 }
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 _PATHS = ("PosixPath", "WindowsPath", "Path", "PurePosixPath", "PureWindowsPath", "PurePath")
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ def _find(module: str, name: str) -> Any:
         return Kind(name)
     if (module, name) == ("torch", "Size"):
         return Call(tuple)
-    if module == "torch" and name.isidentifier():
+    if module == "torch" and (name in BY_NAME or name in _QUANTIZED):
         return Record("dtype", name)
     if module == "torch.serialization" and name == "_get_layout":
         return Call(lambda layout: Record("layout", layout))
@@ -166,7 +167,7 @@ class _Checker:
             if type(name) is not str:
                 raise self._bad("a place of nothing")
             file = info.get("relative_path")
-            if type(file) is not str or not file or Path(file).name != file or "\0" in file:
+            if type(file) is not str or Path(file).name != file or file in ("", "..") or "\0" in file:
                 raise self._bad(f"{name!r} lies in {file!r}, which is no file name")
             if info.get("transform_descriptors"):
                 raise UnsupportedValueError(

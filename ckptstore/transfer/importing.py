@@ -51,7 +51,7 @@ def import_(
     tags: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> Checkpoint:
-    """Saves what a file (or DCP directory) holds as a checkpoint of a run; it streams, as :func:`export` does.
+    """Saves what a file or DCP directory holds as a checkpoint of a run; it streams, as :func:`export` does.
 
     The checkpoint is like any other. Its metadata has an entry "import": source, format, size and BLAKE3
     of each file, and the metadata of the file itself.

@@ -23,7 +23,7 @@ from ckptstore.model.boxes import Box
 from ckptstore.model.dtypes import BY_NAME, DType
 from ckptstore.transfer.source import SourceFile, lazy_range
 from ckptstore.transfer.strided import gather, read_strided
-from ckptstore.transfer.unpickle import Call, NotPlainError, Record, Unpickler
+from ckptstore.transfer.unpickle import Call, Kind, NotPlainError, Record, Unpickler
 from ckptstore.transfer.write_torch import STORAGES, strides_of
 from ckptstore.transfer.zips import data_offset
 
@@ -265,7 +265,7 @@ class Archive:
             return getattr(torch, node.name)
         if isinstance(node, Record) and node.kind == "ndarray":
             return self._array(node.state)
-        if isinstance(node, (Record, Call, _Storage)):
+        if isinstance(node, (Record, Kind, Call, _Storage)):
             raise UnsupportedValueError(
                 f"{self._what} holds more than tensors and plain values", hint=PICKLE_HINT
             )
@@ -365,7 +365,7 @@ _PLAIN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): Call(_size),
     ("torch", "device"): Call(_device),
     ("numpy", "dtype"): Call(_numpy_kind),
-    ("numpy", "ndarray"): Record("numpy class"),
+    ("numpy", "ndarray"): Kind("numpy.ndarray"),
 }
 for _module in ("builtins", "__builtin__"):
     _PLAIN[_module, "bytes"] = Call(_bytes)

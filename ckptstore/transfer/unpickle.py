@@ -177,7 +177,9 @@ class Unpickler:
         self._target(list).extend(items)
 
     def _update(self, items: list[Any]) -> None:
-        dict.update(self._target(dict), _pairs(items))
+        target = self._target(dict)
+        for key, item in _pairs(items).items():
+            target[key] = item
 
     def _add(self, items: list[Any]) -> None:
         self._target(set).update(items)

@@ -27,8 +27,10 @@ from typing import Any, NoReturn
 # What the modules of tests import: read once here, and not once in every rank.
 PRELOADED = (
     "torch",
+    "torch._dynamo",  # the first step of an optimizer imports it
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
     "torch.distributed.checkpoint",
     "hypothesis",
     "pytest",
@@ -50,6 +52,7 @@ def main() -> None:
             print(os.waitstatus_to_exitcode(status), flush=True)
         elif os.fork() == 0:
             _be_rank(int(number), address, folder)
+    os._exit(0)  # at once: what torch does at an interpreter's end takes a second
 
 
 def _read_line() -> str:

@@ -153,7 +153,7 @@ class RankPool:
         """Ends all processes."""
         self.restart()
         if self._parent is not None:
-            self._parent.communicate(timeout=10)
+            self._parent.communicate()
             self._parent = None
         if self._listener is not None:
             self._listener.close()

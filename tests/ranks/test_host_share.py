@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from ckptstore.load.fetch import Fetched, Fetcher
 from ckptstore.load.host import HostShare, host_peers, this_host
 from ckptstore.load.plan import Want
 from ckptstore.model.boxes import Box
+from ckptstore.model.tables import Locations
 from ckptstore.testing import Fault, FaultBackend
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
@@ -307,6 +309,47 @@ def test_many_tiny_tensors_are_not_slower(tmp_path, place):
         alone()
         # Both are mostly Python under one lock here; the best of three leaves out what others do meanwhile.
         assert min(seconds(shared) for _ in range(3)) < 2 * min(seconds(alone) for _ in range(3)) + 0.2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_division(seed):
+    random = np.random.default_rng(seed)
+    objects = np.sort(random.integers(0, 12, 300))
+    lengths = random.integers(1, 5000, 300)
+    gaps = random.integers(0, 100_000, 300) * (random.random(300) < 0.1)
+    offsets = np.zeros(300, np.int64)
+    for i in range(1, 300):
+        if objects[i] == objects[i - 1]:
+            offsets[i] = offsets[i - 1] + lengths[i - 1] + gaps[i]
+    where = Locations(objects, offsets, lengths, np.zeros(300, np.uint8))
+    contents: Any = SimpleNamespace(
+        locations=where, keys=SimpleNamespace(keys=[f"o{i:02d}" for i in range(12)])
+    )
+    needs = random.random((4, 300)) < 0.3
+    budget = int(random.integers(1, 40_000))
+    assignment = host_module._Assignment(contents, host_module._Places.of(contents), needs, budget)
+    capacity = max(assignment.longest + 64, budget)
+    runs = assignment.runs(capacity)
+    assert (assignment.read_of_row >= 0).tolist() == needs.any(axis=0).tolist()
+    for read in range(assignment.read_of_row.max() + 1):
+        inside = np.flatnonzero(assignment.read_of_row == read)
+        needers = np.flatnonzero(needs[:, inside].any(axis=1)).tolist()
+        assert (read in runs) == (len(needers) > 1)
+        if read not in runs:
+            continue
+        run = runs[read]
+        assert run.reader in needers
+        assert run.rows == tuple(inside.tolist())
+        assert run.offset == offsets[inside].min()
+        assert run.offset + run.length == (offsets + lengths)[inside].max()
+        assert [assignment.needed_by(i)[run.number] for i in range(4)] == [i in needers for i in range(4)]
+        assert 0 <= run.start <= run.start + run.length <= capacity
+        for other in runs.values():
+            if run.after <= other.number < run.number:  # may still lie there when this one is read
+                apart = other.start + other.length <= run.start or run.start + run.length <= other.start
+                assert apart, "a run overwrites one that is not yet taken"
+    loads = [sum(run.length for run in runs.values() if run.reader == i) for i in range(4)]
+    assert sum(loads) == sum(run.length for run in runs.values())
 
 
 # --- when it cannot be done -----------------------------------------------------------------------

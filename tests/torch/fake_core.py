@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ckptstore.errors import StateMismatchError
-from ckptstore.model.targets import LOAD, LoadLike, SavedTree, TensorSpec
+from ckptstore.model.plain import Composite
+from ckptstore.model.targets import LOAD, LoadLike, PerRankValues, SavedTree, TensorSpec
 from ckptstore.shards import MayDiffer, PerRank
 
 
@@ -24,8 +25,10 @@ class Cell:
 
 
 def _copy(node, ties):
-    if isinstance(node, MayDiffer | PerRank):
+    if isinstance(node, MayDiffer):
         return _copy(node.value, ties)  # one process: there is nobody to differ from
+    if isinstance(node, PerRank):
+        return Composite("per_rank", [1], {"0": _copy(node.value, ties)})
     if isinstance(node, torch.Tensor):
         place = (node.data_ptr() if node.numel() else id(node), node.dtype, tuple(node.shape), node.stride())
         if place not in ties:
@@ -45,6 +48,8 @@ def _copy(node, ties):
 
 
 def _map(node, leaf):
+    if isinstance(node, Composite):
+        return Composite(node.kind, node.head, _map(node.parts, leaf))
     if isinstance(node, Cell):
         return leaf(node)
     if isinstance(node, dict):
@@ -52,6 +57,22 @@ def _map(node, leaf):
     if isinstance(node, list | tuple):
         return type(node)(_map(value, leaf) for value in node)
     return node
+
+
+def _own(node):
+    if isinstance(node, Composite):
+        return _own(node.parts["0"])
+    if isinstance(node, dict):
+        return type(node)((key, _own(value)) for key, value in node.items())
+    return node
+
+
+def _part_of(target, saved):
+    """The saved parts that a target wants: one rank's, or several by rank."""
+    if not isinstance(saved, Composite):
+        return saved
+    parts = {int(key): part for key, part in saved.parts.items()}
+    return {key: parts[key] for key in target} if isinstance(target, PerRankValues) else parts[0]
 
 
 class Checkpoint:
@@ -74,8 +95,8 @@ class Checkpoint:
         return SavedTree(_map(self.tree, lambda cell: TensorSpec("", cell.dtype, cell.shape, cell.kind)))
 
     def values(self):
-        """The whole tree as new objects."""
-        return _map(self.tree, lambda cell: cell.value)
+        """The whole tree as new objects, as its only rank sees it."""
+        return _own(_map(self.tree, lambda cell: cell.value))
 
     def restore(self, state, *, strict=True, skip_samples=0, tree=None) -> list[str]:
         targets = state.restore_targets(self.saved, skip_samples=skip_samples)
@@ -93,6 +114,9 @@ def save(state, step=1) -> Checkpoint:
 
 
 def _compare(target, saved, path, problems):
+    if isinstance(target, PerRank):
+        target = target.value
+    saved = _part_of(target, saved)
     if target is LOAD:
         return
     if isinstance(target, LoadLike):
@@ -114,6 +138,11 @@ def _compare(target, saved, path, problems):
 
 
 def _fill(target, saved):
+    if isinstance(target, PerRank):
+        return dataclasses.replace(target, value=_fill(target.value, saved))
+    saved = _part_of(target, saved)
+    if isinstance(target, PerRankValues):
+        return PerRankValues({key: _fill(part, saved[key]) for key, part in target.items()}, 1)
     if target is LOAD:
         return _map(saved, lambda cell: cell.value)
     if isinstance(target, LoadLike):

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 from ckptstore.errors import StateMismatchError, UsageError
+from ckptstore.shards import PerRank
 from ckptstore.torch import ResumableLoader, ResumableSampler, TrainState
 from ckptstore.torch.loader import position_source
 from tests.torch.fake_core import save
@@ -290,17 +291,18 @@ def test_a_stateful_loader_that_shuffles_with_the_global_state_is_warned_about(c
 
 
 def test_c169_the_topology_is_recorded_and_a_mismatch_is_warned_of(monkeypatch, caplog):
+    state = TrainState(loader=Foreign())
+    state.set_place(3, 4)
+    tree, _ = state.capture_state(1)
+    assert tree["loader"] == {"state": PerRank({"at": 0}), "place": {"world_size": 4, "mesh": None}}
     checkpoint = save(TrainState(loader=Foreign()))
-    assert checkpoint.values()["loader"] == {
-        "state": {"at": 0},
-        "place": {"rank": 0, "world_size": 1, "mesh": None},
-    }
-    monkeypatch.setattr("ckptstore.torch.train_state.distributed_place", lambda: (1, 8))
-    notes = checkpoint.restore(TrainState(loader=Foreign()))
-    (note,) = notes
-    assert "loader was saved in another topology (world_size 1 then, 8 now)" in note
-    assert "twice or never" in note
-    assert note in caplog.text
+    state = TrainState(loader=Foreign(), rng="keep")
+    state.set_place(1, 8)
+    notes = checkpoint.restore(state)
+    assert "loader was saved in another topology (world_size 1 then, 8 now)" in notes[0]
+    assert "this rank goes on from rank 0's: samples may come twice or never" in notes[0]
+    assert "random states of 1 ranks were saved, here are 8: those of this process stay" in notes[1]
+    assert all(note in caplog.text for note in notes)
     state = TrainState(loader=Foreign())
     monkeypatch.setattr(state, "_mesh", lambda: {"shape": (2, 4), "names": ("dp", "tp")})
     assert "mesh None then" in checkpoint.restore(state)[0]
@@ -308,9 +310,14 @@ def test_c169_the_topology_is_recorded_and_a_mismatch_is_warned_of(monkeypatch, 
 
 def test_c169_a_position_in_global_samples_fits_any_world_size():
     loader = ResumableLoader(Plain(), 2, rank=1, world_size=4)
+    take(loader, 1)
     checkpoint = save(TrainState(loader=loader))
-    assert checkpoint.values()["loader"]["place"] == {"rank": 1, "world_size": 4, "mesh": None}
-    assert checkpoint.restore(TrainState(loader=ResumableLoader(Plain(), 4, rank=0, world_size=2))) == []
+    assert checkpoint.values()["loader"]["place"] == {"world_size": 4, "mesh": None}
+    fresh = ResumableLoader(Plain(), 4, rank=0, world_size=2)
+    assert checkpoint.restore(TrainState(loader=fresh)) == [
+        "loader goes on at global sample 8 (4 ranks then, 2 now; global batch 8 then, 8 now)"
+    ]
+    assert fresh.global_position == 8
 
 
 def test_several_loaders_are_kept_apart():

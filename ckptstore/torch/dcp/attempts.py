@@ -1,0 +1,254 @@
+"""One save through DCP as the store sees it: begun by the coordinator, joined by the others, ended once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from ckptstore.errors import CkptstoreError, DamageError, DeadlineError, SaveFailedError
+from ckptstore.model.ids import Attempt
+from ckptstore.model.ids import run_key as run_key_of
+from ckptstore.model.record import CommitEnd, CommitRecord
+from ckptstore.ranks import Backoff, show_ranks
+from ckptstore.save.parts import Part, Start, decode_part, decode_start, encode_part, encode_start
+from ckptstore.save.reuse import ReuseIndex
+from ckptstore.save.saver import Reporter, fence
+from ckptstore.save.session import Session
+from ckptstore.tier import commits, layout
+from ckptstore.tier.contents import Contents
+from ckptstore.tier.intents import Intent
+from ckptstore.tier.tier import Tier
+from ckptstore.torch.dcp.ids import SEEN, attempt_of
+
+log = logging.getLogger("ckptstore")
+
+
+class Lead:
+    """The coordinator's hold on an attempt, from its intent to its end.
+
+    Attributes:
+        attempt: its id.
+        index: what may be reused.
+    """
+
+    def __init__(self, tier: Tier, session: Session, attempt: Attempt) -> None:
+        self._tier = tier
+        self._session = session
+        self._intent: Intent | None = None
+        self._ended = False
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self.attempt = attempt
+        self.index: ReuseIndex
+
+    @classmethod
+    def begin(cls, tier: Tier, session: Session, step: int, checkpoint_id: str, tried: int) -> Lead:
+        """Announces an attempt, and which pins hold: before any rank puts or reuses anything.
+
+        Raises:
+            WrongStoreError, SessionSupersededError, BackendError: nothing was begun.
+        """
+        tier.check_marker()
+        session.check_current()
+        attempt = _free_attempt(tier, session, step, checkpoint_id, tried)
+        lead = cls(tier, session, attempt)
+        base = session.base
+        pins = {} if base is None else {(run_key_of(base.record.run), base.record.attempt): base}
+        lead._intent = Intent.announce(tier, "save", str(attempt), session.epoch.run, pins)
+        try:
+            lead._intent.__enter__()
+            surviving = lead._intent.surviving()
+            alive = tuple(pin for pin in pins if pin in surviving)
+            lead.index = ReuseIndex([pins[pin] for pin in alive], tier.backend, Reporter(tier).report)
+            start = Start(str(attempt), step, attempt.number, alive)
+            tier.put_new(layout.start_key(str(attempt)), encode_start(start))
+        except BaseException as error:
+            lead.fail(error)
+            raise
+        return lead
+
+    def succeed(self) -> None:
+        """It is committed."""
+        self._end(None)
+
+    def fail(self, error: BaseException) -> None:
+        """It will never commit; the first call of several counts."""
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._lock:
+            if self._ended or self._pid != os.getpid():  # a fork holds nothing
+                return
+            self._ended = True
+        if self._intent is not None:
+            self._intent.stop()
+        if error is not None:
+            fence(self._tier, self._session, str(self.attempt), error)
+        if self._intent is not None:
+            self._intent.remove()
+
+
+def abandon(lead: Lead) -> None:
+    """Ends what DCP did not go on with: it tells nobody when another rank has failed."""
+    lead.fail(SaveFailedError("DCP did not finish it"))
+
+
+def _free_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str, tried: int) -> Attempt:
+    """The first id that no other process of this session has used."""
+    while True:
+        attempt = attempt_of(session.epoch.session, step, checkpoint_id, tried)
+        if not _is_begun(tier, attempt) and not _is_decided(tier, session, attempt):
+            SEEN.raise_to(session.epoch.session, checkpoint_id, tried)
+            return attempt
+        tried += 1
+
+
+def _is_begun(tier: Tier, attempt: Attempt) -> bool:
+    return tier.exists(layout.start_key(str(attempt)))
+
+
+def _is_decided(tier: Tier, session: Session, attempt: Attempt) -> bool:
+    return tier.exists(layout.commit_key(session.run_key, str(attempt)))
+
+
+def join(
+    tier: Tier,
+    session: Session,
+    step: int,
+    checkpoint_id: str,
+    tried: int,
+    wait: Backoff | None,
+) -> tuple[Attempt, ReuseIndex]:
+    """Another rank's way into the attempt that the coordinator has begun.
+
+    Args:
+        tried: how often this rank has seen the id; the coordinator may have seen it more or less often.
+        wait: how long to wait for it; None where DCP has made sure that it was begun.
+
+    Raises:
+        SaveFailedError: there is none, so the ranks do not save the same.
+        DeadlineError: there is none yet.
+    """
+    tier.check_marker()
+    while True:
+        attempt = _open_attempt(tier, session, step, checkpoint_id, tried)
+        if attempt is not None:
+            break
+        if wait is None or not wait.pause():
+            cls = SaveFailedError if wait is None else DeadlineError
+            raise cls(
+                f"the coordinator has not begun to save {checkpoint_id!r} in session {session.epoch.session} "
+                f"of run {session.epoch.run!r}",
+                hint="all ranks must save the same run under the same checkpoint_id, to the same store",
+            )
+    key = layout.start_key(str(attempt))
+    start = decode_start(tier.read(key) or b"", key)
+    pinned = [_pinned(tier, session, *pin) for pin in start.pins]
+    contents = [found for found in pinned if found is not None]
+    return attempt, ReuseIndex(contents, tier.backend, Reporter(tier).report)
+
+
+def _open_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str, tried: int) -> Attempt | None:
+    """The attempt under an id that is begun and not decided; this rank's own count is tried first."""
+    for first in dict.fromkeys((tried, 1)):
+        number = first
+        while True:
+            attempt = attempt_of(session.epoch.session, step, checkpoint_id, number)
+            decided = _is_decided(tier, session, attempt)
+            if not decided and not _is_begun(tier, attempt):
+                break
+            if not decided:
+                SEEN.raise_to(session.epoch.session, checkpoint_id, number)
+                return attempt
+            number += 1
+    return None
+
+
+def _pinned(tier: Tier, session: Session, run_key: str, attempt: str) -> Contents | None:
+    """What a surviving pin holds; one that cannot be read is not reused, and that is all."""
+    if session.base is not None and session.base.record.attempt == attempt:
+        return session.base
+    try:
+        record = commits.read_commit(tier, run_key, attempt)
+    except DamageError as error:
+        log.warning("nothing is reused from %s: %s", attempt, error.message)
+        return None
+    return Contents(tier, record) if isinstance(record, CommitRecord) else None
+
+
+def give_up(tier: Tier, session: Session, attempt: Attempt, error: BaseException) -> None:
+    """Another rank's word that the attempt must not commit.
+
+    Where creation is not exclusive a VOID could overwrite a record, so there only the coordinator writes it.
+    """
+    if tier.backend.capabilities.create_if_absent:
+        fence(tier, session, str(attempt), error)
+
+
+# --- saves without collectives ----------------------------------------------------------------
+
+
+def say_part(tier: Tier, attempt: Attempt, part: Part) -> None:
+    """Leaves a rank's part where the coordinator looks for it."""
+    tier.put_new(layout.part_key(str(attempt), part.rank), encode_part(part))
+
+
+def say_failed(tier: Tier, attempt: Attempt, rank: int, error: BaseException) -> None:
+    """Leaves the reason why a rank has no part, so that nobody waits for it until the deadline."""
+    reason = error.message if isinstance(error, CkptstoreError) else f"{type(error).__name__}: {error}"
+    try:
+        say_part(tier, attempt, Part.failed(rank, attempt.step, attempt.number, reason[:2000]))
+    except CkptstoreError as second:
+        log.warning("rank %d could not say why it failed: %s", rank, second.message)
+
+
+def all_parts(tier: Tier, attempt: Attempt, world_size: int, wait: Backoff) -> list[Part]:
+    """The parts of all ranks, in rank order.
+
+    Raises:
+        SaveFailedError: a rank said that it has failed.
+        DeadlineError: names the ranks that said nothing.
+    """
+    found: dict[int, Part] = {}
+    while True:
+        for rank in range(world_size):
+            key = layout.part_key(str(attempt), rank)
+            if rank not in found and (data := tier.read(key)) is not None:
+                found[rank] = decode_part(data, key)
+        raise_failed(list(found.values()), attempt)
+        missing = [rank for rank in range(world_size) if rank not in found]
+        if not missing:
+            return [found[rank] for rank in range(world_size)]
+        if not wait.pause():
+            raise DeadlineError(
+                f"the save of step {attempt.step} lacks the parts of {show_ranks(missing)}",
+                hint="with use_collectives=False every rank of the process group must save; "
+                "StoreWriter(run, world_size=...) tells how many they are",
+            )
+
+
+def raise_failed(parts: list[Part], attempt: Attempt) -> None:
+    """Raises SaveFailedError if a rank has said why it has no part."""
+    reasons = "; ".join(f"rank {part.rank}: {part.error}" for part in parts if part.error is not None)
+    if reasons:
+        raise SaveFailedError(f"the save of step {attempt.step} failed: {reasons}")
+
+
+def await_end(tier: Tier, session: Session, attempt: Attempt, wait: Backoff) -> None:
+    """Waits until the coordinator has decided an attempt.
+
+    Raises:
+        SaveFailedError: it did not commit.
+        DeadlineError: it has not in time, and never will.
+    """
+    while True:
+        found = commits.read_commit(tier, session.run_key, str(attempt))
+        if isinstance(found, CommitEnd) and found.kind == "void":
+            raise SaveFailedError(f"the save of step {attempt.step} failed: {found.reason}")
+        if found is not None:
+            return
+        if not wait.pause():
+            late = DeadlineError(f"the coordinator did not commit the save of step {attempt.step} in time")
+            give_up(tier, session, attempt, late)
+            raise late
