@@ -7,10 +7,11 @@ import dataclasses
 import datetime
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptstore.errors import NotFoundError, OutOfSpaceError, PermissionDeniedError, UsageError
+from ckptstore.load.host import HostShare
 from ckptstore.load.load import StoredTensor, StoredTensors, load
 from ckptstore.load.restore import Filled, restore
 from ckptstore.load.select import Globs, Rename, Selection
@@ -64,6 +65,8 @@ class FillOptions:
 
     Attributes:
         place: (rank, world size) of this process: which :class:`~ckptstore.PerRank` values are its own.
+        host: shares what is read with the other ranks of this host.
+        ready: told once, before any byte is read, that all fits here, or why not; it may raise.
     """
 
     selection: Selection
@@ -71,6 +74,8 @@ class FillOptions:
     allow_pickle: bool = False
     skip_samples: int = 0
     place: tuple[int, int] = (0, 1)
+    host: HostShare | None = None
+    ready: Callable[[BaseException | None], None] = lambda _: None
 
 
 class Checkpoint:
@@ -286,15 +291,18 @@ class Checkpoint:
     def fill(self, state: Any, options: FillOptions) -> RestoreReport:
         """As :meth:`restore`, without a read intent: for callers that hold one for all ranks."""
         started = self.tier.environment.monotonic()
-        tell_place(state, options.place)
-        if callable(getattr(state, "restore_targets", None)):
-            filled, notes = self._fill_training(state, options)
-        else:
-            if not isinstance(state, dict):
-                raise UsageError(f"state must be a dict or a TrainState, not {type(state).__name__}")
-            if options.skip_samples:
-                raise UsageError("skip_samples needs a TrainState with a loader")
-            filled, notes = self._restored(state, options), []
+        told: list[BaseException | None] = []
+
+        def ready(error: BaseException | None) -> None:
+            if not told:
+                told.append(error)
+                options.ready(error)
+
+        try:
+            filled, notes = self._filled(state, dataclasses.replace(options, ready=ready))
+        except BaseException as error:
+            ready(error)
+            raise
         return RestoreReport(
             run=self.run,
             step=self.step,
@@ -307,6 +315,16 @@ class Checkpoint:
             saved_world_size=self.record.world_size,
             world_size=options.place[1],
         )
+
+    def _filled(self, state: Any, options: FillOptions) -> tuple[Filled, list[str]]:
+        tell_place(state, options.place)
+        if callable(getattr(state, "restore_targets", None)):
+            return self._fill_training(state, options)
+        if not isinstance(state, dict):
+            raise UsageError(f"state must be a dict or a TrainState, not {type(state).__name__}")
+        if options.skip_samples:
+            raise UsageError("skip_samples needs a TrainState with a loader")
+        return self._restored(state, options), []
 
     def _fill_training(self, state: Any, options: FillOptions) -> tuple[Filled, list[str]]:
         targets = state.restore_targets(self.saved, skip_samples=options.skip_samples)
@@ -328,6 +346,8 @@ class Checkpoint:
             allow_pickle=options.allow_pickle,
             rank=rank,
             world_size=world_size,
+            host=options.host,
+            ready=functools.partial(options.ready, None),
         )
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ import msgpack
 from ckptstore import errors
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import CkptstoreError
+from ckptstore.load.host import HostShare, host_peers, this_host
 from ckptstore.model.history import Entry, Facts
 from ckptstore.ranks import KeyedRanks, RankOptions, Ranks, Solo, TorchRanks, need_session_key
 from ckptstore.run_notes import RunNotes
@@ -32,6 +33,7 @@ class RunRanks(RunNotes):
         self._options = options or RankOptions()
         self._found_ranks: Ranks | None = None
         self._found_in: tuple[int, int] | None = None
+        self._peers: tuple[int, int] | None = None
         self._said = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -43,7 +45,8 @@ class RunRanks(RunNotes):
         """The ranks of this run as they are now; the first use may be a collective call."""
         here = (os.getpid(), self._world())
         if self._found_ranks is None or self._found_in != here:
-            self._found_ranks, self._found_in, self._said = self._find_ranks(), here, 0
+            self._found_ranks, self._found_in = self._find_ranks(), here
+            self._said, self._peers = 0, None
         return self._found_ranks
 
     def _world(self) -> int:
@@ -95,6 +98,26 @@ class RunRanks(RunNotes):
             msgpack.unpackb(word, strict_map_key=False)
             for word in self._ranks.gather(self._topic(occasion), _packed(mine))
         ]
+
+    def _host_share(self, token: str) -> HostShare | None:
+        """What the ranks of this host read in one restore, they read once; None where each is alone."""
+        ranks, environment = self._ranks, self._tier.environment
+        if ranks.world_size == 1:
+            return None
+        if self._peers is None:
+            said = self._gather("hosts", {"host": this_host(environment)})
+            self._peers = host_peers([word["host"] for word in said], ranks.rank)
+        index, count = self._peers
+        if count == 1:
+            return None
+        return HostShare(
+            token,
+            index,
+            count,
+            rank=ranks.rank,
+            environment=environment,
+            deadline_seconds=self._options.deadline_seconds,
+        )
 
     def _find_together(self, occasion: str, find: Callable[[], Checkpoint]) -> Checkpoint:
         """The checkpoint that rank 0 finds."""

@@ -26,7 +26,7 @@ from ckptstore.model.history import Entry
 from ckptstore.model.ids import check_step
 from ckptstore.model.record import EpochDoc
 from ckptstore.ranks import RankOptions
-from ckptstore.run_ranks import RunRanks, describe_error, pack_entry, unpack_entry
+from ckptstore.run_ranks import RunRanks, describe_error, pack_entry, revived, unpack_entry
 from ckptstore.run_view import states
 
 if TYPE_CHECKING:
@@ -120,10 +120,15 @@ class RunResume(RunRanks):
                 return None
             checkpoint = choice.checkpoint or self._checkpoint(unpack_entry(decision["entry"]))
             outcome = _Outcome()
+            here = dataclasses.replace(
+                options, host=self._host_share(decision["token"]), ready=self._all_ready
+            )
             with contextlib.ExitStack() as stack:
                 if self._ranks.leads:
                     outcome.attempt(functools.partial(stack.enter_context, checkpoint.reading()))
-                outcome.attempt(functools.partial(checkpoint.fill, state, options))
+                if outcome.error is not None:
+                    self._all_ready(outcome.error)
+                outcome.attempt(functools.partial(checkpoint.fill, state, here))
                 outcomes = self._gather("restored", outcome.described())
             failed = {rank: said for rank, said in enumerate(outcomes) if said["error"] is not None}
             if not failed:
@@ -150,6 +155,16 @@ class RunResume(RunRanks):
             reason = first["reason"] if self._ranks.world_size == 1 else f"rank {rank}: {first['reason']}"
             log.error("step %d of run %r cannot be restored: %s", checkpoint.step, self.name, reason)
             choice.pass_over(f"step {checkpoint.step}: {reason}")
+
+    def _all_ready(self, error: BaseException | None) -> None:
+        """Waits until all ranks are about to read; no rank's state changes unless it fits on every one."""
+        if self._ranks.world_size == 1:
+            return
+        said = self._gather("ready", {"error": None if error is None else describe_error(error)})
+        failed = [(rank, word["error"]) for rank, word in enumerate(said) if word["error"] is not None]
+        if error is None and failed:
+            rank, description = failed[0]
+            raise revived(description, f"rank {rank}: ")
 
     def _restored_from(
         self, checkpoint: Checkpoint, report: RestoreReport | None, passed_over: list[str]
@@ -260,6 +275,7 @@ class _Choice:
         return {
             "entry": pack_entry(entry),
             "is_last": not self._left,
+            "token": self._run._tier.environment.new_ulid(),
             "passed_over": list(self._passed_over),
         }
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from ckptstore.errors import CkptstoreError, PartlyRestoredError
 from ckptstore.load.fetch import Fetched, Fetcher
+from ckptstore.load.host import HostShare
 from ckptstore.load.match import Matcher
 from ckptstore.load.select import Selection
 from ckptstore.tier.contents import Contents
@@ -41,6 +43,8 @@ def restore(
     allow_pickle: bool = False,
     rank: int = 0,
     world_size: int = 1,
+    host: HostShare | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> Filled:
     """Fills `target` in place: tensors and arrays keep their identity, other leaves are replaced.
 
@@ -54,6 +58,8 @@ def restore(
         strict: names only on one side are an error.
         extend: values (no tensors) that `target` has no entry for are added to its dicts.
         rank, world_size: of this process.
+        host: shares what is read with the other ranks of this host.
+        ready: called when everything fits, before any byte is read; it may raise.
 
     Raises:
         StateMismatchError: lists every difference; nothing was read.
@@ -70,7 +76,8 @@ def restore(
     )
     result = matcher.match(target)
     matcher.raise_problems()
-    fetcher = Fetcher(tier, contents)
+    ready()
+    fetcher = Fetcher(tier, contents, host)
     try:
         fetcher.fetch([*matcher.wants, *matcher.builder.wants])
         for finish in matcher.after:

@@ -6,12 +6,10 @@ they are (https://docs.pytorch.org/docs/stable/notes/serialization.html).
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import io
-import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from ckptstore.arrays import LazyArray
 from ckptstore.errors import DocumentError, UnsupportedValueError
 from ckptstore.model.boxes import Box
 from ckptstore.model.dtypes import BY_NAME, DType
+from ckptstore.transfer.pickled_values import PLAIN, array_of, torch_dtype
 from ckptstore.transfer.source import SourceFile, lazy_range
 from ckptstore.transfer.strided import gather, read_strided
 from ckptstore.transfer.unpickle import Call, Kind, NotPlainError, Record, Unpickler
@@ -28,6 +27,9 @@ from ckptstore.transfer.write_torch import STORAGES, strides_of
 from ckptstore.transfer.zips import data_offset
 
 MAX_PICKLE_BYTES = 256 << 20
+AT_ONCE_BYTES = 64 << 10
+"""Archives up to that are read at once; of larger ones only what describes them."""
+
 MAX_NODES = 10_000_000
 """Of a value, counted with what is shared counted as often as it is reached."""
 
@@ -37,7 +39,6 @@ PICKLE_HINT = (
 )
 
 _STORAGE_DTYPES = {name: BY_NAME[dtype] for dtype, name in STORAGES.items()}
-_NUMPY_DTYPE = re.compile(r"[biufc][0-9]{1,2}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,12 +116,12 @@ class Archive:
         self._what = what
         self._lazy: dict[View, LazyArray] = {}
         try:
-            with _Range(file, start, length) as raw, zipfile.ZipFile(raw) as archive:
+            with _opened(file, start, length) as raw, zipfile.ZipFile(raw) as archive:
                 self._members(raw, archive, length)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, UnicodeError) as error:
             raise DocumentError(f"{what} is no whole torch.save archive: {str(error)[:200]}") from error
 
-    def _members(self, raw: _Range, archive: zipfile.ZipFile, length: int) -> None:
+    def _members(self, raw: io.RawIOBase | io.BytesIO, archive: zipfile.ZipFile, length: int) -> None:
         found: dict[str, zipfile.ZipInfo] = {}
         for info in archive.infolist():
             if info.filename in found or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
@@ -136,10 +137,16 @@ class Archive:
             if key in ("data.pkl", "byteorder") or key.startswith("data/"):
                 begin = data_offset(raw, info, length)
                 self._places[key] = (self._start + begin, info.file_size)
-        if "byteorder" in self._places:
-            begin, size = self._places["byteorder"]
-            if size > 16 or bytes(self._file.read(begin, begin + size)) != b"little":
-                raise UnsupportedValueError(f"{self._what} was written on a big-endian machine")
+        if "byteorder" in self._places and self._member(raw, "byteorder", 16) != b"little":
+            raise UnsupportedValueError(f"{self._what} was written on a big-endian machine")
+        self._pickle = self._member(raw, "data.pkl", MAX_PICKLE_BYTES)
+
+    def _member(self, raw: io.RawIOBase | io.BytesIO, key: str, most: int) -> bytes:
+        begin, size = self._places[key]
+        if size > most:
+            raise UnsupportedValueError(f"{self._what}: its {key} takes {size} bytes, more than {most}")
+        raw.seek(begin - self._start)
+        return raw.read(size) or b""
 
     def tensor(self) -> View:
         """The tensor that it is.
@@ -165,13 +172,8 @@ class Archive:
             raise DocumentError(f"{self._what} is nested too deeply") from error
 
     def _unpickled(self) -> Any:
-        begin, size = self._places["data.pkl"]
-        if size > MAX_PICKLE_BYTES:
-            raise UnsupportedValueError(
-                f"{self._what}: its pickle takes {size} bytes, more than {MAX_PICKLE_BYTES}"
-            )
-        data = bytes(self._file.read(begin, begin + size))
-        return Unpickler(self._what, self._find, persistent=self._storage, hint=PICKLE_HINT).load(data)
+        reader = Unpickler(self._what, self._find, persistent=self._storage, hint=PICKLE_HINT)
+        return reader.load(self._pickle)
 
     def _find(self, module: str, name: str) -> Any:
         if module == "torch.storage" and name == "UntypedStorage":
@@ -186,7 +188,7 @@ class Archive:
                 "_rebuild_tensor_v3": Call(self._tensor_of_dtype),
                 "_rebuild_parameter": Call(lambda data, _requires_grad, _hooks: data),
             }[name]
-        return _PLAIN[module, name]
+        return PLAIN[module, name]
 
     def _storage(self, given: Any) -> _Storage:
         mark, kind, key, _, count = given
@@ -260,122 +262,28 @@ class Archive:
         if isinstance(node, View):
             return self._lazy.setdefault(node, node.lazy())
         if isinstance(node, _TorchDType):
-            import torch
-
-            return getattr(torch, node.name)
+            return self._made(torch_dtype, node.name)
         if isinstance(node, Record) and node.kind == "ndarray":
-            return self._array(node.state)
+            return self._made(array_of, node.state)
         if isinstance(node, (Record, Kind, Call, _Storage)):
             raise UnsupportedValueError(
                 f"{self._what} holds more than tensors and plain values", hint=PICKLE_HINT
             )
         return node
 
-    def _array(self, state: Any) -> npt.NDArray[Any]:
+    def _made(self, make: Callable[[Any], Any], given: Any) -> Any:
         try:
-            _, shape, dtype, is_fortran, data = state
-            array = np.frombuffer(data, _numpy_dtype(dtype))
-            return array.reshape(shape, order="F" if is_fortran else "C").copy(order="C")
+            return make(given)
         except NotPlainError as error:
             raise UnsupportedValueError(f"{self._what} holds {error}", hint=PICKLE_HINT) from error
         except (TypeError, ValueError) as error:
-            raise DocumentError(f"{self._what}: a damaged numpy array: {error}") from error
+            raise DocumentError(f"{self._what}: a damaged value: {error}") from error
 
 
-def _numpy_dtype(record: Any) -> np.dtype[Any]:
-    """Of a pickled numpy dtype: ``numpy.dtype("f8")`` and a state that tells its byte order."""
-    if not isinstance(record, Record) or not record.kind.startswith("numpy."):
-        raise ValueError("no dtype")
-    _, order, *details = record.state
-    if order not in ("<", ">", "|", "=") or details != [None, None, None, -1, -1, 0]:
-        raise NotPlainError("a numpy value of records, dates or objects")
-    found: np.dtype[Any] = np.dtype(order + record.kind.removeprefix("numpy."))
-    return found
-
-
-def _numpy_kind(text: str, *_: bool) -> Record:
-    if not _NUMPY_DTYPE.fullmatch(text):
-        raise NotPlainError(f"a numpy value of dtype {text[:60]!r}")
-    return Record(f"numpy.{text}")
-
-
-def _numpy_scalar(dtype: Record, data: bytes) -> np.generic:
-    (found,) = np.frombuffer(data, _numpy_dtype(dtype))
-    assert isinstance(found, np.generic)
-    return found
-
-
-def _ndarray(*_: Any) -> Record:
-    return Record("ndarray")
-
-
-def _encoded(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", "latin-1"):
-        raise ValueError(f"bytes in {encoding[:40]!r}")
-    return text.encode("latin-1")
-
-
-def _bytes(*given: Any) -> bytes:
-    if given:
-        raise ValueError("bytes made of something")
-    return b""
-
-
-def _bytearray(*given: Any) -> bytearray:
-    if not given:
-        return bytearray()
-    return bytearray(_encoded(*given) if len(given) == 2 else _checked(given[0], bytes))
-
-
-def _checked(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
-    return value
-
-
-def _complex(real: float, imaginary: float) -> complex:
-    return complex(_checked(real, float), _checked(imaginary, float))
-
-
-def _ordered(*given: Any) -> collections.OrderedDict[Any, Any]:
-    """As it is pickled: empty and then filled, or (protocol 1) with a list of pairs."""
-    return collections.OrderedDict(*(_checked(item, list) for item in given))
-
-
-def _counter(*given: Any) -> collections.Counter[Any]:
-    return collections.Counter(*(_checked(item, dict) for item in given))
-
-
-def _size(sizes: Sequence[int]) -> Any:
-    import torch
-
-    return torch.Size(_checked(sizes, tuple))
-
-
-def _device(*given: Any) -> Any:
-    import torch
-
-    return torch.device(*given)
-
-
-_PLAIN: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): Call(_ordered),
-    ("collections", "Counter"): Call(_counter),
-    ("_codecs", "encode"): Call(_encoded),
-    ("torch", "Size"): Call(_size),
-    ("torch", "device"): Call(_device),
-    ("numpy", "dtype"): Call(_numpy_kind),
-    ("numpy", "ndarray"): Kind("numpy.ndarray"),
-}
-for _module in ("builtins", "__builtin__"):
-    _PLAIN[_module, "bytes"] = Call(_bytes)
-    _PLAIN[_module, "bytearray"] = Call(_bytearray)
-    _PLAIN[_module, "complex"] = Call(_complex)
-    _PLAIN[_module, "set"] = Call(lambda *given: set(*(_checked(item, list) for item in given)))
-    _PLAIN[_module, "frozenset"] = Call(lambda *given: frozenset(*(_checked(item, list) for item in given)))
-for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-    _PLAIN[_module, "scalar"] = Call(_numpy_scalar)
-    _PLAIN[_module, "_reconstruct"] = Call(_ndarray)
+def _opened(file: SourceFile, start: int, length: int) -> io.BytesIO | _Range:
+    if length <= AT_ONCE_BYTES:
+        return io.BytesIO(file.read(start, start + length))
+    return _Range(file, start, length)
 
 
 class _Range(io.RawIOBase):

@@ -56,7 +56,7 @@ class ZipWriter:
         self._zip.close()
 
 
-def data_offset(file: BinaryIO | io.RawIOBase, info: zipfile.ZipInfo, file_bytes: int) -> int:
+def data_offset(file: BinaryIO | io.BytesIO | io.RawIOBase, info: zipfile.ZipInfo, file_bytes: int) -> int:
     """Where the bytes of a stored member begin.
 
     Raises:

@@ -35,6 +35,9 @@ def saved(rank_pool, directory):
 def check_whole(loaded, saved, kind):
     """Weights, buffers, moments and step counts, bit for bit, on every rank."""
     expected = saved[0][kind][0]
+    entry = ".optimizer.adam.state.net.enter.weight"
+    assert {f"{entry}.step", f"{entry}.exp_avg", f"{entry}.exp_avg_sq", ".model.net.seen"} <= expected.keys()
+    assert ".optimizer.sgd.state.head.bias.momentum_buffer" in expected
     for of_rank in loaded:
         found = of_rank[kind][0]
         assert sorted(found) == sorted(expected)

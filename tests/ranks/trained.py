@@ -206,7 +206,8 @@ def load(rank, world, directory, saved_layout, layout, kinds, further=2, **optio
     """Restores into a training with other weights.
 
     Returns:
-        By kind: (whole tensors, the fixed loss, what came after, notes of the report, placements of a moment).
+        By kind: (whole tensors, the fixed loss, what came after, notes of the report, random states of
+        torch and of the generator "order").
     """
     results = {}
     for kind in kinds:

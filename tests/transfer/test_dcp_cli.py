@@ -37,15 +37,13 @@ def test_a_directory_comes_in_and_goes_out(cli, store, tmp_path):
     assert cli("export", "gpt@500", "out", "--format", "dcp", "--overwrite").exit_code == 14
     again = json.loads(cli("import", "out", "again@1", "--no-component", "--json").stdout)
     assert again["import"]["format"] == "dcp"
-    assert again["logical_bytes" if "logical_bytes" in again else "bytes"] == 24
+    assert again["bytes"] == 24
 
 
 def test_what_is_left_out_is_told(cli, store):
     store.run("gpt").save(1, {"optim": {"state": {}, "lr": 0.1}}).result()
     text = cli("export", "gpt@1", "out", "--format", "dcp").stdout
-    assert "left out: empty dicts, which dcp does not keep: 'optim.state'" in text.replace(
-        "optim.state\n", "'optim.state'"
-    )
+    assert "left out: empty dicts, which dcp does not keep: optim.state" in text
 
 
 def test_exit_codes(cli, store, tmp_path):
