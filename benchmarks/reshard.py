@@ -28,10 +28,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import multiprocessing
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.multiprocessing.spawn import spawn
 
 import ckptstore
 from benchmarks import disk
@@ -100,9 +102,9 @@ def shapes(gib: float) -> dict[str, tuple[int, int]]:
 
 def bits(shape: tuple[int, int], seed: int, rows: slice, columns: slice) -> torch.Tensor:
     """int32: the content of a part of a tensor, each element a function of its global place."""
-    row = torch.arange(shape[0], dtype=torch.int64)[rows, None]
-    column = torch.arange(shape[1], dtype=torch.int64)[None, columns]
-    return ((row * shape[1] + column + seed * 7_919) * 2_654_435_761 % (1 << 31)).to(torch.int32)
+    row = torch.arange(shape[0], dtype=torch.int32)[rows, None] * 1_664_525 + seed * 7_919
+    column = torch.arange(shape[1], dtype=torch.int32)[None, columns] * 22_695_477
+    return row ^ column
 
 
 def _own(shape: tuple[int, int], layout: Layout, rank: int) -> tuple[slice, slice]:
@@ -124,15 +126,10 @@ class State:
             local = torch.empty(rows.stop - rows.start, columns.stop - columns.start)
             if not blank:
                 local.view(torch.int32).copy_(bits(shape, seed, rows, columns))
+            whole = torch.Size(shape)
             self.tensors[name] = DTensor.from_local(
-                local,
-                mesh,
-                [Shard(layout.dim)],
-                run_check=False,
-                shape=torch.Size(shape),
-                stride=(shape[1], 1),
+                local, mesh, [Shard(layout.dim)], run_check=False, shape=whole, stride=(shape[1], 1)
             )
-        self.nbytes = sum(rows * columns for rows, columns in self._shapes.values()) * 4
 
     def poison(self) -> None:
         for tensor in self.tensors.values():
@@ -150,13 +147,13 @@ class State:
 
 
 def _save(folder: Path, state: State) -> None:
-    dcp.save({"model": state.tensors}, storage_writer=dcp.FileSystemWriter(folder / _DCP))
+    dcp_save({"model": state.tensors}, storage_writer=FileSystemWriter(folder / _DCP))
     with ckptstore.open(folder / _OURS) as store, store.run(_RUN) as run:
         run.save(1, {"model": state.tensors}).result()
 
 
 def _load_dcp(folder: Path, state: State) -> None:
-    dcp.load({"model": state.tensors}, storage_reader=dcp.FileSystemReader(folder / _DCP))
+    dcp_load({"model": state.tensors}, storage_reader=FileSystemReader(folder / _DCP))
 
 
 def _load_ours(folder: Path, state: State) -> None:
@@ -187,7 +184,7 @@ def _on_rank(
 
 def _spawn(world: int, work: Callable[..., None], folder: Path, *arguments: Any) -> None:
     (folder / f"meet-{world}").unlink(missing_ok=True)
-    multiprocessing.spawn(_on_rank, (world, work, arguments, str(folder)), nprocs=world)
+    spawn(_on_rank, (world, work, arguments, str(folder)), nprocs=world)
 
 
 def _save_all(rank: int, folder: Path, gib: float, layout: Layout) -> None:
@@ -280,11 +277,11 @@ def _place(row: tuple[str, str, str]) -> tuple[int, int, int]:
 def table(lines: Sequence[Line]) -> str:
     """For people."""
     text = [f"{'':34}{'median s':>10}{'time / ours':>13}{'read, GiB':>11}{'read / needed':>15}"]
-    for line in lines:
-        text.append(
-            f"{line.scenario + ', ' + line.cache:<24}{line.name:<10}{line.seconds:>10.3f}"
-            f"{line.times_ours:>13.2f}{line.read_bytes / _GIB:>11.2f}{line.of_needed:>15.2f}"
-        )
+    text += [
+        f"{line.scenario + ', ' + line.cache:<24}{line.name:<10}{line.seconds:>10.3f}"
+        f"{line.times_ours:>13.2f}{line.read_bytes / _GIB:>11.2f}{line.of_needed:>15.2f}"
+        for line in lines
+    ]
     return "\n".join(text)
 
 

@@ -62,6 +62,15 @@ def is_sharded_module(value: Any) -> bool:
     )
 
 
+def sharded_parameters(value: Any) -> dict[int, Any]:
+    """The DTensors among a torch optimizer's parameters, by the number that its ``state_dict`` gives them."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.optim.Optimizer):
+        return {}
+    parameters = (parameter for group in value.param_groups for parameter in group["params"])
+    return {number: item for number, item in enumerate(parameters) if dtensors.is_dtensor(item)}
+
+
 def is_taken_whole(target: Any) -> bool:
     """Whether it asks for all that was saved in its place."""
     if isinstance(target, (PerRank, MayDiffer)):

@@ -20,6 +20,7 @@ from ckptstore.load.live import (
     is_taken_whole,
     is_tensor,
     memory_of,
+    sharded_parameters,
     takes_state_dict,
     unwritable,
 )
@@ -279,6 +280,7 @@ class Matcher:
             self.objects.append((target, self._match_node(saved, inside, path)))
             return target
         if takes_state_dict(target):
+            self._shard_state(saved, target, path)
             self.objects.append((target, self._take(saved, path)))
             return target
         if isinstance(saved, dict) and isinstance(target, dict) and (target or not path):
@@ -292,6 +294,19 @@ class Matcher:
             )
             return target
         return self._take(saved, path)
+
+    def _shard_state(self, saved: Any, target: Any, path: StatePath) -> None:
+        """Has an optimizer's state made as its sharded parameters are: whole tensors do not go with those."""
+        state = saved.get("state") if isinstance(saved, dict) else None
+        if not isinstance(state, dict):
+            return
+        for number, parameter in sharded_parameters(target).items():
+            entry = state.get(number)
+            if not isinstance(entry, dict) or not parameter.dim():
+                continue
+            for key, item in entry.items():
+                if isinstance(item, Saved) and self._layout.tensors[item.index].shape == parameter.shape:
+                    entry[key] = self._take_like(item, parameter, (*path, "state", number, key))
 
     def _match_dict(self, saved: dict[Any, Any], target: dict[Any, Any], path: StatePath) -> Any:
         for key, item in saved.items():

@@ -36,10 +36,11 @@ class Agreement:
     held: frozenset[tuple[str, Box]]
 
     @classmethod
-    def of(cls, layouts: Sequence[Layout]) -> Agreement:
+    def of(cls, layouts: Sequence[Layout], before: Agreement | None = None) -> Agreement:
         """From the layouts of all ranks, in rank order; every rank computes the same.
 
-        Largest first, each chunk goes to the holder with the least to write: within 4/3 of the best
+        Who wrote a chunk `before` and still holds it goes on: only that rank can reuse what it wrote. For
+        the rest: largest first, each chunk goes to the holder with the least to write: within 4/3 of the best
         possible (Graham 1969, "Bounds on multiprocessing timing anomalies").
         """
         holders: dict[tuple[str, Box], list[int]] = {}
@@ -55,8 +56,14 @@ class Agreement:
         for key, ranks in holders.items():
             if len(ranks) == 1:
                 load[ranks[0]] += size_of[key][1]
-        shared = [key for key, ranks in holders.items() if len(ranks) > 1]
+        shared = {key for key, ranks in holders.items() if len(ranks) > 1}
         writers: dict[tuple[str, Box], list[int]] = {}
+        for key, earlier in before.writers.items() if before is not None else ():
+            if key in shared and len(earlier) == size_of[key][0] and set(earlier) <= set(holders[key]):
+                writers[key] = earlier
+                shared.remove(key)
+                for rank in earlier:
+                    load[rank] += size_of[key][1] // len(earlier)
         for key in sorted(shared, key=lambda key: (-size_of[key][1], key[0], key[1].offsets)):
             count, nbytes = size_of[key]
             chosen = []

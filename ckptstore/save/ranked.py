@@ -186,7 +186,7 @@ class RankedSaver:
             plan = room.plan()
             if plan is not None:
                 return plan
-            self._raise_ended(room, attempt)
+            self._raise_not_begun(room, attempt)
             if not wait.pause():
                 raise self._nothing_from_rank_0(attempt)
 
@@ -196,7 +196,7 @@ class RankedSaver:
         layouts = [part.layout for part in parts]
         if layouts != self._layouts:
             self._layouts = layouts
-            self._unsaid = Agreement.of(layouts)
+            self._unsaid = Agreement.of(layouts, self._agreement)
 
     # --- rank 0 -------------------------------------------------------------------------------
 
@@ -323,11 +323,16 @@ class RankedSaver:
 
     def _count_as_rank_0(self, attempt: Attempt) -> None:
         """After a call that rank 0 did not make, or made under another number: the next has its number."""
-        theirs = max((other for rank, other in self._calls(attempt) if rank == 0), key=_number, default=None)
-        if theirs is None:
+        try:
+            said = self._calls(attempt)
+        except CkptstoreError as error:
+            log.warning("rank 0's count of saves is not known: %s", error.message)
             return
+        theirs = max((other for rank, other in said if rank == 0), key=_number, default=None)
         # What it said of a call that we made together tells only that it has not come to this one.
-        if theirs.number > attempt.number or self._steps.get(theirs.number) != theirs.step:
+        if theirs is not None and (
+            theirs.number > attempt.number or self._steps.get(theirs.number) != theirs.step
+        ):
             self.session.skip_to(theirs.number)
 
     # --- the others ---------------------------------------------------------------------------
@@ -349,12 +354,20 @@ class RankedSaver:
             start = room.start()
             if start is not None:
                 return start
-            self._raise_ended(room, attempt)
+            self._raise_not_begun(room, attempt)
             if when_to_say is not None and clock() >= when_to_say:
                 room.say_here(self._ranks.rank)
                 when_to_say = None
             if not wait.pause():
                 raise self._nothing_from_rank_0(attempt)
+
+    def _raise_not_begun(self, room: Room, attempt: Attempt) -> None:
+        """Raises if others have given the attempt up, of which rank 0 has said nothing yet."""
+        try:
+            self._raise_ended(room, attempt)
+        except SaveFailedError:
+            self._count_as_rank_0(attempt)
+            raise
 
     def _nothing_from_rank_0(self, attempt: Attempt) -> DeadlineError:
         where = self._elsewhere(attempt, [0]) or f" (this is call {attempt.number})"

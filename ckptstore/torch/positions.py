@@ -29,18 +29,18 @@ class Positions:
         self.loaders = Named("loader", sources, loaders.single)
         self.has_workers = any(getattr(part, "num_workers", 0) for part in loaders.parts.values())
 
-    def place(self, world_size: int, mesh: dict[str, Any] | None) -> dict[str, Any]:
-        """What a position was taken in; the rank is the key of its part.
-
-        Args:
-            world_size: of all ranks; of the data-parallel ones where a loader says so.
-        """
+    def place(self, rank: int, world_size: int, mesh: dict[str, Any] | None) -> dict[str, Any]:
+        """What a position is taken in; rank and number are the data-parallel ones if a loader says so."""
         sampler = next((part for part in self.loaders.parts.values() if hasattr(part, "world_size")), None)
-        return {"world_size": getattr(sampler, "world_size", world_size), "mesh": mesh}
+        return {
+            "rank": getattr(sampler, "rank", rank),
+            "world_size": getattr(sampler, "world_size", world_size),
+            "mesh": mesh,
+        }
 
     def capture(self, place: dict[str, Any]) -> dict[str, Any]:
         """The tree of all positions."""
-        return {"state": self.loaders.tree(lambda _, part: _state_of(part)), "place": place}
+        return {"state": self.loaders.tree(lambda _, part: _state_of(part)), "place": PerRank(place)}
 
     def targets(self) -> dict[str, Any]:
         """Everything that was saved of these loaders."""

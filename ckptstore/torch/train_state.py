@@ -194,8 +194,8 @@ class TrainState:
         return listed
 
     def _place(self) -> dict[str, Any]:
-        """World size and device mesh that a data position was taken in; its rank is the key of its part."""
-        return self._positions.place(self._rank[1], self._mesh())
+        """Rank, world size and device mesh that a data position is taken in."""
+        return self._positions.place(*self._rank, self._mesh())
 
     def _mesh(self) -> dict[str, Any] | None:
         dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)

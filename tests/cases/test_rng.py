@@ -66,7 +66,7 @@ class OfEightDevices:
 
     def capture_state(self, step):
         tree, absent = self.inner.capture_state(step)
-        tree["rng"]["cuda"] = {i: torch.full((16,), i, dtype=torch.uint8) for i in range(8)}
+        tree["rng"].value["cuda"] = {i: torch.full((16,), i, dtype=torch.uint8) for i in range(8)}
         return tree, absent
 
 

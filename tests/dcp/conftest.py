@@ -14,3 +14,6 @@ def store(tmp_path):
 @pytest.fixture
 def run(store):
     return store.run("r")
+
+
+from tests.ranks.conftest import rank_pool  # noqa: E402, F401 - a fixture

@@ -1,4 +1,4 @@
-"""Ranks without torch: threads over one place in memory, of which one runs at a time, on a clock of their own.
+"""Ranks without torch: threads over one place in memory, one running at a time, on a clock of their own.
 
     with crew(world=4) as ranks:
         ends = ranks.each(lambda rank: rank.run.save(1, rank.state(1)).result())
@@ -11,6 +11,7 @@ other rank can go on.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import random
 import threading
@@ -96,7 +97,7 @@ def _plain(value: Any) -> Any:
 
 
 class InlinePool:
-    """In place of :class:`ckptstore.pool.Pool`: no threads, so that a number means the same call each time."""
+    """A :class:`ckptstore.pool.Pool` without threads, so that a number means the same call each time."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._error: BaseException | None = None
@@ -134,6 +135,17 @@ class _Points(FaultBackend):
         return super()._enter(op, key)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Host(Environment):
+    """A process on a host of its own: what ranks of one host share is not for threads of one process."""
+
+    name: str = ""
+
+    @property
+    def host(self) -> str:
+        return self.name
+
+
 class Rank:
     """One rank: a store and a run of its own, and how its last work ended.
 
@@ -153,7 +165,8 @@ class Rank:
         self.seconds = 0.0
         self.go = threading.Semaphore(0)
         draw = random.Random(f"{crew.seed}.{rank}")
-        self.environment = Environment(
+        self.environment = _Host(
+            name=f"host-{rank}",
             now=lambda: crew.born + crew.now,
             monotonic=lambda: crew.now,
             random_bytes=draw.randbytes,
@@ -164,7 +177,11 @@ class Rank:
         self.store: Store = store_over(backend, self.environment)
         self.options = options
         self.run: Run = self.store.run(
-            NAME, rank=rank, world_size=world, deadline_seconds=DEADLINE, **{"session_key": crew.key, **options}
+            NAME,
+            rank=rank,
+            world_size=world,
+            deadline_seconds=DEADLINE,
+            **{"session_key": crew.key, **options},
         )
 
     @property

@@ -19,7 +19,6 @@ from tests.ranks.layouts import Case, Drawn, Placed, Side
 from tests.ranks.pool import RankPool
 
 CHUNK_BYTES = 1 << 10
-SHARED = False
 
 _numbers = itertools.count()
 
@@ -53,7 +52,7 @@ def check_case(pool: RankPool, folder: Path, case: Case) -> list[counted.Loaded]
             size for key, size in checkpoint.contents.object_sizes.items() if counted.is_data(key)
         ), "what is held several times is written once"
         wanted = [found.wanted for found in loaded]
-        readers = [counted.together(wanted)] if case.together and SHARED else wanted
+        readers = [counted.together(wanted)] if case.together else wanted
         assert sum(found.read for found in loaded) <= counted.most_bytes(checkpoint, readers)
     shutil.rmtree(directory)
     return loaded

@@ -77,11 +77,7 @@ def _points(past: Place, name: str) -> list[Point]:
         before = [len(rank.calls) for rank in ranks]
         ranks.each(lambda rank: rank.save(STRUCK))
         assert check_place(ranks.place) == [1, STRUCK]
-        return [
-            Point(rank.rank, call.n, call)
-            for rank in ranks
-            for call in rank.calls[before[rank.rank] :]
-        ]
+        return [Point(rank.rank, call.n, call) for rank in ranks for call in rank.calls[before[rank.rank] :]]
 
 
 def _changes(point: Point) -> bool:
@@ -183,7 +179,9 @@ def test_a_save_has_the_points_that_are_tried(past):
     for name in SCENARIOS:
         points = _points(past, name)
         for rank in range(WORLD):
-            ops = [(point.call.op, point.call.key.partition("/")[0]) for point in points if point.rank == rank]
+            ops = [
+                (point.call.op, point.call.key.partition("/")[0]) for point in points if point.rank == rank
+            ]
             assert ("put", "parts") in ops
             assert ("sync", "") in ops
             assert {kind for op, kind in ops if op == "put"} & {"chunks", "packs"}

@@ -267,6 +267,25 @@ def test_a_module_with_dtensors_is_filled_in_place_through_its_state_dict():
         assert torch.equal(here[1].running_mean, torch.full((4,), 3.0))
 
 
+def test_an_optimizer_gets_state_that_is_sharded_as_its_parameters():
+    plain = nn.Linear(6, 4)
+    optimizer = torch.optim.AdamW(plain.parameters())
+    plain(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    checkpoint = saved({"optimizer": optimizer})
+    with rank_of(1, 2):
+        mesh = mesh_of(1, 2)
+        here = nn.Linear(6, 4)
+        here.weight = nn.Parameter(distribute_tensor(here.weight, mesh, [Shard(0)], src_data_rank=None))
+        fresh = torch.optim.AdamW(here.parameters())
+        restored(checkpoint, {"optimizer": fresh})
+        moment = fresh.state[here.weight]["exp_avg"]
+        assert isinstance(moment, DTensor)
+        assert torch.equal(moment.to_local(), optimizer.state[plain.weight]["exp_avg"][2:])
+        assert torch.equal(fresh.state[here.bias]["exp_avg_sq"], optimizer.state[plain.bias]["exp_avg_sq"])
+        assert fresh.state[here.weight]["step"].item() == 1
+
+
 # --- what does not fit ----------------------------------------------------------------------------
 
 

@@ -294,7 +294,10 @@ def test_c169_the_topology_is_recorded_and_a_mismatch_is_warned_of(monkeypatch, 
     state = TrainState(loader=Foreign())
     state.set_place(3, 4)
     tree, _ = state.capture_state(1)
-    assert tree["loader"] == {"state": PerRank({"at": 0}), "place": {"world_size": 4, "mesh": None}}
+    assert tree["loader"] == {
+        "state": PerRank({"at": 0}),
+        "place": PerRank({"rank": 3, "world_size": 4, "mesh": None}),
+    }
     checkpoint = save(TrainState(loader=Foreign()))
     state = TrainState(loader=Foreign(), rng="keep")
     state.set_place(1, 8)
@@ -312,7 +315,7 @@ def test_c169_a_position_in_global_samples_fits_any_world_size():
     loader = ResumableLoader(Plain(), 2, rank=1, world_size=4)
     take(loader, 1)
     checkpoint = save(TrainState(loader=loader))
-    assert checkpoint.values()["loader"]["place"] == {"world_size": 4, "mesh": None}
+    assert checkpoint.values()["loader"]["place"] == {"rank": 1, "world_size": 4, "mesh": None}
     fresh = ResumableLoader(Plain(), 4, rank=0, world_size=2)
     assert checkpoint.restore(TrainState(loader=fresh)) == [
         "loader goes on at global sample 8 (4 ranks then, 2 now; global batch 8 then, 8 now)"

@@ -11,7 +11,7 @@ from ckptstore.errors import StateMismatchError, UsageError
 from ckptstore.model.targets import LOAD
 from ckptstore.torch import TrainState
 from ckptstore.torch.modules import ParameterNames
-from ckptstore.torch.optimizer import capture_optimizer, install_optimizer
+from ckptstore.torch.optimizer import capture_optimizer, install_optimizer, optimizer_targets
 from tests.torch.fake_core import Checkpoint, same, save
 
 pytestmark = pytest.mark.torch
@@ -267,6 +267,21 @@ def test_state_of_a_permuted_layout_keeps_the_layout_of_its_parameter():
     one, two = optimizer.state[model.weight]["exp_avg"], twin.state[other.weight]["exp_avg"]
     assert one.stride() == two.stride()
     assert torch.equal(one, two)
+
+
+def test_what_a_fresh_optimizer_lacks_is_made_like_its_parameter_unless_it_was_kept_elsewhere():
+    model, other = net(), net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(5, 3)).sum().backward()
+    optimizer.step()
+    saved = save(TrainState(model=model, optimizer=optimizer)).saved.tree["optimizer"]
+    saved["elsewhere"] = {"exp_avg_sq": {"cpu": ["0.weight"]}}
+    names = ParameterNames({"": other})
+    targets = optimizer_targets(torch.optim.AdamW(other.parameters()), saved, names)["state"]
+    assert targets["0.weight"]["exp_avg"].like is other[0].weight
+    assert targets["0.bias"]["exp_avg_sq"].like is other[0].bias
+    assert targets["0.weight"]["exp_avg_sq"] is LOAD
+    assert targets["0.weight"]["step"] is LOAD
 
 
 def test_a_tied_parameter_is_known_by_all_its_names():

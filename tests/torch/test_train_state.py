@@ -299,6 +299,7 @@ def test_a_mesh_is_found_on_distributed_parameters(tmp_path):
         model = nn.Linear(2, 2)
         model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh))
         assert TrainState(model=model)._place() == {
+            "rank": 0,
             "world_size": 1,
             "mesh": {"shape": (1,), "names": ("dp",)},
         }

@@ -23,6 +23,9 @@ from ckptstore.torch.dcp.ids import SEEN, attempt_of
 
 log = logging.getLogger("ckptstore")
 
+_GAP = 3
+"""So many numbers in a row may be neither begun nor decided: the storage was away when they were taken."""
+
 
 class Lead:
     """The coordinator's hold on an attempt, from its intent to its end.
@@ -43,7 +46,7 @@ class Lead:
         self.index: ReuseIndex
 
     @classmethod
-    def begin(cls, tier: Tier, session: Session, step: int, checkpoint_id: str, tried: int) -> Lead:
+    def begin(cls, tier: Tier, session: Session, step: int, checkpoint_id: str) -> Lead:
         """Announces an attempt, and which pins hold: before any rank puts or reuses anything.
 
         Raises:
@@ -51,7 +54,7 @@ class Lead:
         """
         tier.check_marker()
         session.check_current()
-        attempt = _free_attempt(tier, session, step, checkpoint_id, tried)
+        attempt = _free_attempt(tier, session, step, checkpoint_id)
         lead = cls(tier, session, attempt)
         base = session.base
         pins = {} if base is None else {(run_key_of(base.record.run), base.record.attempt): base}
@@ -94,14 +97,13 @@ def abandon(lead: Lead) -> None:
     lead.fail(SaveFailedError("DCP did not finish it"))
 
 
-def _free_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str, tried: int) -> Attempt:
-    """The first id that no other process of this session has used."""
+def _free_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str) -> Attempt:
+    """The next id that no other process of this session has used."""
+    ulid = session.epoch.session
     while True:
-        attempt = attempt_of(session.epoch.session, step, checkpoint_id, tried)
+        attempt = attempt_of(ulid, step, checkpoint_id, SEEN.take(ulid, checkpoint_id))
         if not _is_begun(tier, attempt) and not _is_decided(tier, session, attempt):
-            SEEN.raise_to(session.epoch.session, checkpoint_id, tried)
             return attempt
-        tried += 1
 
 
 def _is_begun(tier: Tier, attempt: Attempt) -> bool:
@@ -113,17 +115,11 @@ def _is_decided(tier: Tier, session: Session, attempt: Attempt) -> bool:
 
 
 def join(
-    tier: Tier,
-    session: Session,
-    step: int,
-    checkpoint_id: str,
-    tried: int,
-    wait: Backoff | None,
+    tier: Tier, session: Session, step: int, checkpoint_id: str, wait: Backoff | None
 ) -> tuple[Attempt, ReuseIndex]:
     """Another rank's way into the attempt that the coordinator has begun.
 
     Args:
-        tried: how often this rank has seen the id; the coordinator may have seen it more or less often.
         wait: how long to wait for it; None where DCP has made sure that it was begun.
 
     Raises:
@@ -131,10 +127,7 @@ def join(
         DeadlineError: there is none yet.
     """
     tier.check_marker()
-    while True:
-        attempt = _open_attempt(tier, session, step, checkpoint_id, tried)
-        if attempt is not None:
-            break
+    while (attempt := _open_attempt(tier, session, step, checkpoint_id)) is None:
         if wait is None or not wait.pause():
             cls = SaveFailedError if wait is None else DeadlineError
             raise cls(
@@ -149,19 +142,24 @@ def join(
     return attempt, ReuseIndex(contents, tier.backend, Reporter(tier).report)
 
 
-def _open_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str, tried: int) -> Attempt | None:
-    """The attempt under an id that is begun and not decided; this rank's own count is tried first."""
-    for first in dict.fromkeys((tried, 1)):
-        number = first
-        while True:
-            attempt = attempt_of(session.epoch.session, step, checkpoint_id, number)
-            decided = _is_decided(tier, session, attempt)
-            if not decided and not _is_begun(tier, attempt):
-                break
-            if not decided:
-                SEEN.raise_to(session.epoch.session, checkpoint_id, number)
-                return attempt
-            number += 1
+def _open_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str) -> Attempt | None:
+    """The attempt under an id that is begun and not decided.
+
+    The coordinator may have begun others that this rank never saw: rank and coordinator count on their own.
+    """
+    ulid = session.epoch.session
+    number = SEEN.last(ulid, checkpoint_id)
+    gap = 0
+    while gap < _GAP:
+        number += 1
+        attempt = attempt_of(ulid, step, checkpoint_id, number)
+        if _is_decided(tier, session, attempt):
+            gap = 0
+        elif _is_begun(tier, attempt):
+            SEEN.joined(ulid, checkpoint_id, number)
+            return attempt
+        else:
+            gap += 1
     return None
 
 

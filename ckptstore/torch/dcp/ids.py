@@ -53,34 +53,38 @@ def split(text: str) -> tuple[str | None, str]:
 
 
 class _Seen:
-    """How often this process has seen each checkpoint id, per session."""
+    """How many attempts under each checkpoint id this process has begun or joined, per session."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, str], int] = {}
 
-    def count(self, session: str, checkpoint_id: str) -> int:
-        """One more time; 1 at the first."""
+    def take(self, session: str, checkpoint_id: str) -> int:
+        """The number of the next one, 1 at first; it is taken by this call."""
         with self._lock:
-            seen = self._counts.get((session, checkpoint_id), 0) + 1
-            self._counts[session, checkpoint_id] = seen
-            return seen
+            number = self._counts.get((session, checkpoint_id), 0) + 1
+            self._counts[session, checkpoint_id] = number
+            return number
 
-    def raise_to(self, session: str, checkpoint_id: str, tried: int) -> None:
-        """The other ranks were further."""
+    def last(self, session: str, checkpoint_id: str) -> int:
+        """The number of the last one; 0 if there was none."""
+        return self._counts.get((session, checkpoint_id), 0)
+
+    def joined(self, session: str, checkpoint_id: str, number: int) -> None:
+        """One that another process has begun."""
         with self._lock:
-            self._counts[session, checkpoint_id] = tried
+            self._counts[session, checkpoint_id] = number
 
 
 SEEN = _Seen()
 
 
-def attempt_of(session: str, step: int, checkpoint_id: str, tried: int) -> Attempt:
-    """The attempt id of the `tried`-th save under a checkpoint id in a session.
+def attempt_of(session: str, step: int, checkpoint_id: str, number: int) -> Attempt:
+    """The attempt id of the `number`-th save under a checkpoint id in a session.
 
     Ranks, threads and child processes that save under different ids at the same time need no common
     count of saves for it: a rank that missed one save is in step again at the next.
     """
     digest = digest_of(checkpoint_id.encode("utf-8", "surrogateescape"))
     first = int.from_bytes(digest[:8], "big") % _IDS * _TRIES
-    return Attempt(session, step, first + tried)
+    return Attempt(session, step, first + number)

@@ -37,6 +37,11 @@ class Ticket:
     sequence: int
 
 
+def meet(run: Run) -> None:
+    """The ranks of a run find each other now, by collective calls, rather than in the midst of a save."""
+    _ = run._ranks
+
+
 def current(run: Run) -> Session:
     """The session to save in; opened if there is none. Every rank calls this for every save.
 

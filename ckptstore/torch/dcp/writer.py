@@ -32,7 +32,7 @@ from ckptstore.save.tables import TableWriter
 from ckptstore.save.write import Writer
 from ckptstore.torch.dcp import attempts, sessions, trees
 from ckptstore.torch.dcp.attempts import Lead
-from ckptstore.torch.dcp.ids import SEEN, CheckpointId, step_of, text_of
+from ckptstore.torch.dcp.ids import CheckpointId, step_of, text_of
 from ckptstore.torch.dcp.items import Collector
 
 if TYPE_CHECKING:
@@ -46,14 +46,12 @@ class _Save:
     """One save of this rank, from ``set_up_storage_writer`` to ``finish``.
 
     Attributes:
-        tried: how often this process has seen the checkpoint id.
         lead: the coordinator's hold on the attempt, once begun.
     """
 
     checkpoint_id: str
     step: int
     session: Session
-    tried: int
     is_coordinator: bool
     rank: int
     use_collectives: bool
@@ -75,6 +73,8 @@ class StoreWriter(StorageWriter):
     They are checkpoints as ``run.save`` makes them, and ``run.restore`` loads them. A save becomes visible
     as a whole when all ranks have written, or not at all. One writer serves any number of saves, also
     overlapping ones; it can be pickled, and the child process then saves in this process's session.
+    Making one is a collective call: every rank of the run makes one. To save on one rank of several by
+    ``no_dist=True``, open the run by ``store.run(name, rank=0, world_size=1)``.
 
     Args:
         run: the run; every rank opens the same one.
@@ -96,6 +96,7 @@ class StoreWriter(StorageWriter):
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
         super().__init__()
+        sessions.meet(run)
         self.run = run
         self._allow_pickle = allow_pickle
         self._world_size = world_size
@@ -173,7 +174,6 @@ class StoreWriter(StorageWriter):
             checkpoint_id=checkpoint_id,
             step=step_of(checkpoint_id, self.run.name),
             session=session,
-            tried=SEEN.count(session.epoch.session, checkpoint_id),
             is_coordinator=is_coordinator,
             rank=_rank_in_torch() if rank is None else rank,
             use_collectives=kwargs.get("use_collectives", True),
@@ -188,7 +188,7 @@ class StoreWriter(StorageWriter):
         """The plans as they are; the coordinator announces the save here, before any rank writes."""
         save = self._current()
         if save.is_coordinator:
-            save.lead = Lead.begin(self.run._tier, save.session, save.step, save.checkpoint_id, save.tried)
+            save.lead = Lead.begin(self.run._tier, save.session, save.step, save.checkpoint_id)
             save.attempt = save.lead.attempt
             # DCP does not say that another rank has failed: then this save just disappears.
             weakref.finalize(save, attempts.abandon, save.lead)
@@ -287,9 +287,7 @@ class StoreWriter(StorageWriter):
         if save.lead is not None:
             return save.lead.index
         wait = None if save.use_collectives else self._patience()
-        save.attempt, index = attempts.join(
-            self.run._tier, save.session, save.step, save.checkpoint_id, save.tried, wait
-        )
+        save.attempt, index = attempts.join(self.run._tier, save.session, save.step, save.checkpoint_id, wait)
         self._last = (save.session, save.attempt)
         return index
 
