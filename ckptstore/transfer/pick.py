@@ -95,7 +95,7 @@ def pick(contents: Contents, component: str | None, selection: Selection) -> Pic
         NotFoundError: there is no such component, or nothing in it is wanted.
         UnsupportedValueError: a tensor made of several (sparse, or a subclass), by name.
     """
-    tree = contents.decode_tree(Stored)
+    tree = contents.decode_tree(Stored, _by_rank)
     found = list(leaves(tree))
     stored = [leaf for leaf in found if isinstance(leaf.value, Stored)]
     names = dict(zip(map(id, stored), assign_names([leaf.path for leaf in stored]), strict=True))
@@ -131,6 +131,15 @@ def pick(contents: Contents, component: str | None, selection: Selection) -> Pic
             hint=f"its components are {', '.join(map(str, tree))}; `ckptstore show` lists the names",
         )
     return Picked(root, tuple(tensors), tuple(others), frozenset(components))
+
+
+def _by_rank(composite: Composite) -> Any:
+    """What each rank kept of its own as a dict by rank, as other formats know it; of one rank, as it is."""
+    if composite.kind != "per_rank":
+        return composite
+    if composite.head[0] == 1 and len(composite.parts) == 1:
+        return next(iter(composite.parts.values()))
+    return {int(key): value for key, value in composite.parts.items()}
 
 
 def leaves(node: Any, path: StatePath = ()) -> Iterator[Leaf]:

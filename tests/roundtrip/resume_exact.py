@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 import ckptstore
+from ckptstore.shards import MayDiffer, PerRank
 from ckptstore.torch import ResumableLoader
 
 SCENARIOS = ("plain", "bf16", "scaler")
@@ -106,7 +107,7 @@ class Training:
             generators={"noise": self.noise},
             extra=self.extra,
         )
-        self.loader = next(iter(self.state._loaders.parts.values()))
+        self.loader = next(iter(self.state._positions.loaders.parts.values()))
 
     def run(self, start, steps):
         """Trains from step `start` + 1 to `steps`; yields (step, loss) after each."""
@@ -145,6 +146,8 @@ class Training:
 
 
 def _plain(value):
+    if isinstance(value, PerRank | MayDiffer):
+        return _plain(value.value)
     if isinstance(value, dict):
         return [(key, _plain(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
