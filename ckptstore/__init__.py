@@ -17,7 +17,7 @@ from ckptstore._version import __version__
 if TYPE_CHECKING:
     from ckptstore.checkpoint import Checkpoint, RestoreReport
     from ckptstore.errors import CkptstoreError
-    from ckptstore.model.targets import LOAD, Opaque, TensorSpec
+    from ckptstore.model.targets import LOAD, Opaque, PerRankValues, TensorSpec
     from ckptstore.pending import PendingSave
     from ckptstore.run import Run
     from ckptstore.shards import LocalShard, PerRank
@@ -32,6 +32,7 @@ __all__ = [
     "Opaque",
     "PendingSave",
     "PerRank",
+    "PerRankValues",
     "RestoreReport",
     "Run",
     "Store",
@@ -50,6 +51,7 @@ _HOMES = {
     "Opaque": "model.targets",
     "PendingSave": "pending",
     "PerRank": "shards",
+    "PerRankValues": "model.targets",
     "RestoreReport": "checkpoint",
     "Run": "run",
     "Store": "store",

@@ -15,6 +15,7 @@ from ckptstore.errors import (
     BackendError,
     CkptstoreError,
     DamageError,
+    DeadlineError,
     NotFoundError,
     NothingRestorableError,
     PartlyRestoredError,
@@ -136,16 +137,18 @@ class RunResume(RunRanks):
             # Where others could, their states hold this checkpoint and those of the failed ranks do not.
             is_partly = len(failed) < len(outcomes) or any(said["partly"] for said in failed.values())
             unanswered = unanswered + 1 if any(said["unanswered"] for said in failed.values()) else 0
+            # Ranks that read for each other fail together: those that only waited are not the cause.
+            culprits = {rank: said for rank, said in failed.items() if not said["waited"]} or failed
             may_go_on = (
                 choice.fallback
-                and all(said["may_fall_back"] for said in failed.values())
+                and all(said["may_fall_back"] for said in culprits.values())
                 and not decision["is_last"]
                 # Not one bad block of a disk: the storage itself is away, for older ones too.
                 and unanswered < _MAX_UNANSWERED
                 # An older one may lack names that were filled already: that would be a mixture.
                 and (options.strict or not is_partly)
             )
-            rank, first = next(iter(failed.items()))
+            rank, first = next(iter(culprits.items()))
             if not may_go_on:
                 error = outcome.error or self._failed_elsewhere(checkpoint.step, rank, first)
                 if half_filled is not None and not is_partly and isinstance(error, CkptstoreError):
@@ -313,4 +316,5 @@ class _Outcome:
             "partly": isinstance(error, PartlyRestoredError),
             "may_fall_back": isinstance(cause, (DamageError, NotFoundError, BackendError)),
             "unanswered": isinstance(cause, BackendError),
+            "waited": isinstance(cause, DeadlineError),
         }

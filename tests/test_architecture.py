@@ -102,6 +102,7 @@ def test_the_public_surface_is_deliberate() -> None:
                 "Opaque",
             "PendingSave",
                 "PerRank",
+                "PerRankValues",
             "RestoreReport",
             "Run",
             "Store",

@@ -203,13 +203,15 @@ def _plain_dtype(text: str) -> np.dtype[Any]:
 
 
 def walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
-    """Every leaf of a tree with its path (dicts, lists, tuples, deques are gone through).
+    """Every leaf of a tree with its path (dicts, lists, tuples, deques, per-rank values are gone through).
 
     A list of shards of one tensor is one leaf.
     """
     if isinstance(value, dict):
         for key, item in value.items():
             yield from walk(item, (*path, key))
+    elif isinstance(value, Composite) and value.kind == "per_rank":
+        yield from walk(value.parts, path)
     elif isinstance(value, (list, tuple, collections.deque)) and not is_torch(value, "Size"):
         if value and getattr(value[0], "is_shard_of_tensor", False):
             yield path, value

@@ -18,6 +18,7 @@ from ckptstore.model.boxes import Box, Shape
 from ckptstore.model.dtypes import BY_NAME
 from ckptstore.model.layout import Layout, Tensor, assign_names, printable
 from ckptstore.model.plain import MAX_TREE_BYTES, Composite, Leaf, StatePath, class_path_of, show_path
+from ckptstore.model.targets import PerRankValues
 
 _EXTRA_STATE = "_extra_state"  # what torch.nn.Module.state_dict calls it
 
@@ -87,6 +88,8 @@ class _Collector:
         if isinstance(value, shards.PerRank):
             key = self._rank if value.key is None else value.key
             return Composite("per_rank", [self._world_size], {str(key): value.value})
+        if isinstance(value, PerRankValues):  # as ckpt.load() gives them
+            return Composite("per_rank", [value.world_size], {str(key): part for key, part in value.items()})
         if isinstance(value, shards.MayDiffer):
             self._differing.add(path)
             return value.value
@@ -209,9 +212,10 @@ def _with_buffers_marked(owner: Any, state: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(owner, torch.nn.Module) or not isinstance(state, dict):
         return state
-    buffers = {name for name, _ in owner.named_buffers(remove_duplicate=False)}
+    marks = {name for name, _ in owner.named_buffers(remove_duplicate=False)}
+    marks |= {name for name in state if name.endswith(_EXTRA_STATE)}
     marked = (
-        (name, shards.MayDiffer(item) if name in buffers or name.endswith(_EXTRA_STATE) else item)
+        (name, shards.MayDiffer(item) if name in marks and item is not None else item)
         for name, item in state.items()
     )
     return collections.OrderedDict(marked) if type(state) is collections.OrderedDict else dict(marked)

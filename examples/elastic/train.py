@@ -32,7 +32,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--store", required=True, help="a store that all hosts see; made by `ckptstore init`")
     parser.add_argument("--run", default="elastic", help="the name of the run (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=40, help="steps in all (default: %(default)s)")
-    parser.add_argument("--save-every", type=int, default=5, help="steps between saves (default: %(default)s)")
+    parser.add_argument(
+        "--save-every", type=int, default=5, help="steps between saves (default: %(default)s)"
+    )
     parser.add_argument(
         "--global-batch", type=int, default=16, help="samples a step, of all ranks (default: %(default)s)"
     )
@@ -57,7 +59,9 @@ class Waves(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def sharded_model() -> nn.Module:
     """The same weights on any number of ranks, each of which holds its rows."""
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8))
+    model = nn.Sequential(
+        nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8)
+    )
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
         if isinstance(layer, nn.Linear):

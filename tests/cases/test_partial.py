@@ -15,11 +15,18 @@ import pytest
 
 import ckptstore
 import ckptstore_local._sys as calls
-from ckptstore.errors import ChunkDamagedError, CkptstoreError, NotFoundError, StateMismatchError
+from ckptstore.errors import (
+    ChunkDamagedError,
+    CkptstoreError,
+    NotFoundError,
+    SaveFailedError,
+    StateMismatchError,
+)
 from ckptstore.testing import Fault, FaultBackend, SimulatedCrash
 from ckptstore.tier.intents import list_intents
 from ckptstore_local import LocalBackend
 from tests.crash._support import CHUNK_BYTES, TRAIN, blank_like, make_state, quiet, same, store_over
+from tests.ranks import _plain_ranks as plain
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,6 +103,23 @@ def test_c006_the_step_of_an_interrupted_save_is_saved_again_over_its_leftovers(
         assert run.save(30, make_state(30)).result() == run.latest
         assert [checkpoint.step for checkpoint in run.checkpoints()] == [20, 30]
         assert same(run[30].load(), make_state(30))
+
+
+def test_c006_on_four_ranks_all_hear_of_the_one_that_died_and_the_step_is_saved_again(monkeypatch):
+    """Ranks on a clock of their own: see tests/ranks/test_points.py for every point at which one can die."""
+    monkeypatch.setenv("CKPTSTORE_MANIFEST", ":memory:")
+    with plain.crew(world=4) as ranks:
+        ranks.each(lambda rank: rank.save(20))
+        ranks[2].points.script.append(Fault("crash", op="put", key="parts/*"))
+        for rank in ranks.try_each(lambda rank: rank.save(30)):
+            assert rank.seconds <= 1.3 * plain.DEADLINE
+            if not rank.is_dead:
+                assert isinstance(rank.error, SaveFailedError)
+                assert "rank 2" in str(rank.error)
+        with plain.crew(ranks.place, world=4) as restarted:
+            assert restarted.each(lambda rank: rank.restore()[0]) == [20] * 4
+            assert len({made.id for made in restarted.each(lambda rank: rank.save(30))}) == 1
+        assert plain.check_place(ranks.place) == [20, 30]
 
 
 def test_c007_a_part_that_is_missing_is_an_error_not_a_warning(directory):
@@ -183,6 +207,19 @@ def test_c011_saving_a_step_again_and_dying_half_way_leaves_exactly_the_first(di
     with ckptstore.open(directory) as store:
         store.run(TRAIN).save(20, make_state(20, 1)).result()
         assert same(store.run(TRAIN)[20].load(), make_state(20, 1))
+
+
+def test_c011_on_four_ranks_saving_a_step_again_and_dying_half_way_leaves_exactly_the_first(monkeypatch):
+    monkeypatch.setenv("CKPTSTORE_MANIFEST", ":memory:")
+    with plain.crew(world=4) as ranks:
+        first = ranks.each(lambda rank: rank.save(20))[0]
+        ranks[0].points.script.append(Fault("crash", op="put", key="commits/*"))
+        ranks.try_each(lambda rank: rank.run.save(20, rank.state(99)).result())
+        assert ranks[0].is_dead
+        with plain.crew(ranks.place, world=4) as restarted:
+            found = restarted.each(lambda rank: rank.restore())
+            assert all(step == 20 and plain.holds(state, 20, n, 4) for n, (step, state) in enumerate(found))
+            assert [checkpoint.id for checkpoint in restarted[1].run.checkpoints()] == [first.id]
 
 
 @pytest.mark.parametrize("step", ["copied half", "copied", "before"])

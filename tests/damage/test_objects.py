@@ -229,9 +229,9 @@ def test_a_fallback_does_not_try_every_old_checkpoint_of_a_storage_that_is_away(
         run = store.run(TRAIN)
         for step in range(10, 20):
             run.save(step, make_state(step)).result()
-        restore = Checkpoint.restore
+        fill = Checkpoint.fill
         monkeypatch.setattr(
-            Checkpoint, "restore", lambda self, *a, **k: tried.append(self.step) or restore(self, *a, **k)
+            Checkpoint, "fill", lambda self, *a, **k: tried.append(self.step) or fill(self, *a, **k)
         )
         monkeypatch.setattr(calls, "preadv", preadv)
         with pytest.raises((BackendError, PartlyRestoredError)):

@@ -370,7 +370,7 @@ def different_checkpoints(rank, world, url):
 
 def another_run(rank, world, url):
     """The ranks do not save to the same run."""
-    run = ckptstore.open(url).run(f"r{rank}", deadline_seconds=30)
+    run = ckptstore.open(url).run(f"r{rank}", deadline_seconds=2)
     try:
         dcp.save(sharded(1), storage_writer=StoreWriter(run), checkpoint_id="step-1")
     except CheckpointException as error:

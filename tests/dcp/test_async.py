@@ -97,7 +97,7 @@ def test_saves_from_many_threads(run):
 # --- failing writers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["chunks/*", "packs/*", "commits/*", "intents/*", "parts/*"])
+@pytest.mark.parametrize("key", ["chunks/*", "packs/*", "commits/*", "intents/*"])
 @pytest.mark.parametrize("how", ["save", "async_save"])
 def test_a_failing_put_fails_the_save_loudly(faulty, key, how):
     store, backend = faulty

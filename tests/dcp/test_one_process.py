@@ -18,6 +18,7 @@ from ckptstore.errors import (
     UnsupportedValueError,
     UsageError,
 )
+from ckptstore.shards import PerRank
 from ckptstore.tier import layout
 from ckptstore.torch import StoreReader, StoreWriter
 from tests.dcp.made import NO_GROUP, blank, failure, nested, same, training
@@ -146,6 +147,14 @@ def test_a_state_rebuilt_from_the_metadata_alone(run):
     assert same({"model": {"w": state["model"]["w"]}}, only)
 
 
+def test_what_every_rank_kept_of_its_own(run):
+    state = {"w": torch.ones(2), "rng": {"state": PerRank(torch.arange(3)), "seed": PerRank(7)}}
+    run.save(1, state).result()
+    target = {"w": torch.zeros(2), "rng": {"state": torch.zeros(3, dtype=torch.int64), "seed": 0}}
+    dcp.load(target, storage_reader=StoreReader(run))
+    assert same(target, {"w": torch.ones(2), "rng": {"state": torch.arange(3), "seed": 7}})
+
+
 # --- reuse, sessions, ids ---------------------------------------------------------------------
 
 
@@ -217,7 +226,7 @@ def test_a_path_object_names_the_step(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "checkpoint_id", ["last", "x/step-500/model", "other@5", "r@latest", "", "step-" + "9" * 19]
+    "checkpoint_id", ["last", "x/step-500/model", "other@5", "r@latest", "r@v12", "", "step-" + "9" * 19]
 )
 def test_an_id_without_a_step_is_refused_before_anything_is_written(run, checkpoint_id):
     before = [info.key for info in run._tier.listing("")]

@@ -14,6 +14,7 @@ RUN = [
     DOCS / "concepts.md",
     DOCS / "reliability.md",
     DOCS / "errors.md",
+    DOCS / "many-ranks.md",
 ]
 
 

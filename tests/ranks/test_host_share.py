@@ -107,6 +107,7 @@ def together(
     absent: Sequence[int] = (),
     contents: dict[int, Contents] | None = None,
     again: Sequence[Sequence[Want]] | None = None,
+    failing: threading.Event | None = None,
     **options: Any,
 ) -> list[Outcome]:
     """Each rank in a thread of its own; world ranks are 10, 11, ..."""
@@ -125,6 +126,8 @@ def together(
                 fetcher.fetch(list(again[index]))
         except BaseException as error:
             outcome.error = error
+            if failing is not None:
+                failing.set()
         outcome.done, outcome.ranges = fetcher.done, backend.ranges
 
     threads = [threading.Thread(target=rank, args=[i]) for i in range(len(wants)) if i not in absent]
@@ -449,33 +452,34 @@ def test_a_rank_that_fails_before_it_reads(large, place):
         assert not outcome.done.placed
 
 
+class Standing(threading.Event):
+    """A rank waits for it until another has failed; the clock of the ranks begins to run when it waits."""
+
+    began: float | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.began = time.monotonic()
+        return super().wait(timeout)
+
+    def monotonic(self) -> float:
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+
 def test_a_rank_that_stands_still(large, place):
-    event = threading.Event()
-    environment = Environment()
-    stalled: list[BaseException] = []
-
-    def sleep(seconds: float) -> None:
-        time.sleep(seconds)
-        if any("nothing moved" in str(error) for error in stalled):
-            event.set()
-
-    hang = Fault("hang", op="read_into", skip=5, event=event)
-    timer = threading.Timer(1.5, event.set)
-    timer.start()
+    event = Standing()
     outcomes = together(
         large,
         [large.all for _ in range(3)],
         place,
-        scripts={2: [hang]},
-        deadline_seconds=0.5,
-        environment=dataclasses.replace(environment, sleep=sleep),
+        scripts={2: [Fault("hang", op="read_into", skip=5, event=event)]},
+        deadline_seconds=2.0,
+        environment=Environment(monotonic=event.monotonic),
+        failing=event,
     )
-    timer.cancel()
     for outcome in outcomes[:2]:
         assert isinstance(outcome.error, DeadlineError)
-    assert any(
-        "rank 12" in str(outcome.error) and "nothing moved" in str(outcome.error) for outcome in outcomes
-    )
+        assert "rank 12" in str(outcome.error)
+        assert "nothing moved" in str(outcome.error)
 
 
 def test_the_first_rank_dies_before_all_have_come(large, place):

@@ -103,21 +103,12 @@ def test_shards_that_contradict_each_other_are_refused_by_name(others):
     assert caught.value.path == "model.layers[0].w"
 
 
-def test_overlapping_shards_of_one_rank_are_refused_by_name():
-    value = [
-        LocalShard(rows(2), global_shape=(6, 3), offsets=(0, 0)),
-        LocalShard(rows(2), global_shape=(6, 3), offsets=(1, 0)),
-    ]
-    with pytest.raises(UnsupportedValueError, match=r"model\.layers\[0\]\.w"):
-        held_of(value, PATH)
-
-
 @pytest.mark.parametrize("value", [np.zeros(3), torch.zeros(3), 3, "text", [], [1, 2], {"a": 1}, None])
 def test_all_else_is_no_shard(value):
     assert held_of(value, PATH) is None
 
 
-def test_a_list_of_shards_and_other_things_is_refused_by_name():
-    """Neither a tensor nor values: a mistake, and half of it must not be lost."""
+def test_in_a_list_with_other_things_each_shard_is_a_leaf_of_its_own():
     value = [LocalShard(rows(2), global_shape=(6, 3), offsets=(0, 0)), np.zeros(3)]
-    assert held_of(value, PATH) is None  # each entry is a leaf of its own
+    assert held_of(value, PATH) is None
+    assert held_of(value[0], (*PATH, 0)).shape == (6, 3)

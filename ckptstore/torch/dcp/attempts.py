@@ -46,15 +46,20 @@ class Lead:
         self.index: ReuseIndex
 
     @classmethod
-    def begin(cls, tier: Tier, session: Session, step: int, checkpoint_id: str) -> Lead:
+    def begin(
+        cls, tier: Tier, session: Session, step: int, checkpoint_id: str, rank: int, *, alone: bool
+    ) -> Lead:
         """Announces an attempt, and which pins hold: before any rank puts or reuses anything.
+
+        Args:
+            alone: no other rank has a part in it.
 
         Raises:
             WrongStoreError, SessionSupersededError, BackendError: nothing was begun.
         """
         tier.check_marker()
         session.check_current()
-        attempt = _free_attempt(tier, session, step, checkpoint_id)
+        attempt = _free_attempt(tier, session, step, checkpoint_id, rank)
         lead = cls(tier, session, attempt)
         base = session.base
         pins = {} if base is None else {(run_key_of(base.record.run), base.record.attempt): base}
@@ -64,8 +69,9 @@ class Lead:
             surviving = lead._intent.surviving()
             alive = tuple(pin for pin in pins if pin in surviving)
             lead.index = ReuseIndex([pins[pin] for pin in alive], tier.backend, Reporter(tier).report)
-            start = Start(str(attempt), step, attempt.number, alive)
-            tier.put_new(layout.start_key(str(attempt)), encode_start(start))
+            if not alone:
+                start = Start(str(attempt), step, attempt.number, alive)
+                tier.put_new(layout.start_key(str(attempt)), encode_start(start))
         except BaseException as error:
             lead.fail(error)
             raise
@@ -79,9 +85,14 @@ class Lead:
         """It will never commit; the first call of several counts."""
         self._end(error)
 
+    @property
+    def ended(self) -> bool:
+        """Whether its end is known, or it is another process's to know."""
+        return self._ended or self._pid != os.getpid()
+
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
-            if self._ended or self._pid != os.getpid():  # a fork holds nothing
+            if self.ended:
                 return
             self._ended = True
         if self._intent is not None:
@@ -94,15 +105,18 @@ class Lead:
 
 def abandon(lead: Lead) -> None:
     """Ends what DCP did not go on with: it tells nobody when another rank has failed."""
-    lead.fail(SaveFailedError("DCP did not finish it"))
+    if not lead.ended:
+        log.error("the save of step %d was given up: DCP did not finish it", lead.attempt.step)
+        lead.fail(SaveFailedError("DCP did not finish it"))
 
 
-def _free_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str) -> Attempt:
+def _free_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str, rank: int) -> Attempt:
     """The next id that no other process of this session has used."""
     ulid = session.epoch.session
     while True:
-        attempt = attempt_of(ulid, step, checkpoint_id, SEEN.take(ulid, checkpoint_id))
-        if not _is_begun(tier, attempt) and not _is_decided(tier, session, attempt):
+        attempt = attempt_of(ulid, step, checkpoint_id, SEEN.take((ulid, checkpoint_id, rank)))
+        is_announced = tier.exists(layout.intent_key(str(attempt)))
+        if not is_announced and not _is_begun(tier, attempt) and not _is_decided(tier, session, attempt):
             return attempt
 
 
@@ -115,7 +129,7 @@ def _is_decided(tier: Tier, session: Session, attempt: Attempt) -> bool:
 
 
 def join(
-    tier: Tier, session: Session, step: int, checkpoint_id: str, wait: Backoff | None
+    tier: Tier, session: Session, step: int, checkpoint_id: str, rank: int, wait: Backoff | None
 ) -> tuple[Attempt, ReuseIndex]:
     """Another rank's way into the attempt that the coordinator has begun.
 
@@ -127,7 +141,7 @@ def join(
         DeadlineError: there is none yet.
     """
     tier.check_marker()
-    while (attempt := _open_attempt(tier, session, step, checkpoint_id)) is None:
+    while (attempt := _open_attempt(tier, session, step, checkpoint_id, rank)) is None:
         if wait is None or not wait.pause():
             cls = SaveFailedError if wait is None else DeadlineError
             raise cls(
@@ -142,13 +156,13 @@ def join(
     return attempt, ReuseIndex(contents, tier.backend, Reporter(tier).report)
 
 
-def _open_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str) -> Attempt | None:
+def _open_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str, rank: int) -> Attempt | None:
     """The attempt under an id that is begun and not decided.
 
     The coordinator may have begun others that this rank never saw: rank and coordinator count on their own.
     """
     ulid = session.epoch.session
-    number = SEEN.last(ulid, checkpoint_id)
+    number = SEEN.last((ulid, checkpoint_id, rank))
     gap = 0
     while gap < _GAP:
         number += 1
@@ -156,7 +170,7 @@ def _open_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str) -
         if _is_decided(tier, session, attempt):
             gap = 0
         elif _is_begun(tier, attempt):
-            SEEN.joined(ulid, checkpoint_id, number)
+            SEEN.joined((ulid, checkpoint_id, rank), number)
             return attempt
         else:
             gap += 1

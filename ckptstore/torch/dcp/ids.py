@@ -38,6 +38,8 @@ def step_of(checkpoint_id: CheckpointId, run: str | None) -> int:
         if run is not None and name != run:
             raise UsageError(f"checkpoint_id {text!r} names run {name!r}, not {run!r}", hint=_HINT)
         return check_step(refs.as_step(selector))
+    if run is not None and text.startswith(f"{run}@"):
+        raise UsageError(f"checkpoint_id {text!r} names no step of run {run!r}", hint=_HINT)
     digits = _LAST_DIGITS.search(text)
     if digits is None:
         raise UsageError(f"checkpoint_id {text!r} names no step", hint=_HINT)
@@ -52,28 +54,31 @@ def split(text: str) -> tuple[str | None, str]:
     return None, text
 
 
+_Key = tuple[str, str, int]  # session, checkpoint id, rank
+
+
 class _Seen:
-    """How many attempts under each checkpoint id this process has begun or joined, per session."""
+    """How many attempts under each checkpoint id a rank of this process has begun or joined, per session."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, str], int] = {}
+        self._counts: dict[_Key, int] = {}
 
-    def take(self, session: str, checkpoint_id: str) -> int:
+    def take(self, key: _Key) -> int:
         """The number of the next one, 1 at first; it is taken by this call."""
         with self._lock:
-            number = self._counts.get((session, checkpoint_id), 0) + 1
-            self._counts[session, checkpoint_id] = number
+            number = self._counts.get(key, 0) + 1
+            self._counts[key] = number
             return number
 
-    def last(self, session: str, checkpoint_id: str) -> int:
+    def last(self, key: _Key) -> int:
         """The number of the last one; 0 if there was none."""
-        return self._counts.get((session, checkpoint_id), 0)
+        return self._counts.get(key, 0)
 
-    def joined(self, session: str, checkpoint_id: str, number: int) -> None:
+    def joined(self, key: _Key, number: int) -> None:
         """One that another process has begun."""
         with self._lock:
-            self._counts[session, checkpoint_id] = number
+            self._counts[key] = number
 
 
 SEEN = _Seen()

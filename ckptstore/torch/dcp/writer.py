@@ -188,7 +188,10 @@ class StoreWriter(StorageWriter):
         """The plans as they are; the coordinator announces the save here, before any rank writes."""
         save = self._current()
         if save.is_coordinator:
-            save.lead = Lead.begin(self.run._tier, save.session, save.step, save.checkpoint_id)
+            alone = len(plans) == 1 and (save.use_collectives or self._ranks_in_all() == 1)
+            save.lead = Lead.begin(
+                self.run._tier, save.session, save.step, save.checkpoint_id, save.rank, alone=alone
+            )
             save.attempt = save.lead.attempt
             # DCP does not say that another rank has failed: then this save just disappears.
             weakref.finalize(save, attempts.abandon, save.lead)
@@ -244,7 +247,7 @@ class StoreWriter(StorageWriter):
         except BaseException as error:
             if isinstance(error, SessionSupersededError):
                 sessions.lost(self.run)
-            save.lead.fail(error)
+            self._fail(save, error)
             if isinstance(error, (SessionSupersededError, SaveFailedError)) or not isinstance(
                 error, CkptstoreError
             ):
@@ -274,6 +277,8 @@ class StoreWriter(StorageWriter):
             attempts.abandon(save.lead)
 
     def _fail(self, save: _Save, error: BaseException) -> None:
+        # Whoever saves asynchronously may never ask the future what has become of it.
+        log.error("run %r step %d was not saved: %s", self.run.name, save.step, error)
         tier = self.run._tier
         self._here.save = None
         if save.attempt is not None and not save.use_collectives:
@@ -287,7 +292,9 @@ class StoreWriter(StorageWriter):
         if save.lead is not None:
             return save.lead.index
         wait = None if save.use_collectives else self._patience()
-        save.attempt, index = attempts.join(self.run._tier, save.session, save.step, save.checkpoint_id, wait)
+        save.attempt, index = attempts.join(
+            self.run._tier, save.session, save.step, save.checkpoint_id, save.rank, wait
+        )
         self._last = (save.session, save.attempt)
         return index
 
