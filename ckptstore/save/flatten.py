@@ -200,8 +200,8 @@ def _check_plain(local: Any, path: StatePath) -> None:
     if not isinstance(local, arrays.LazyArray) and arrays.composite_of(local, path) is not None:
         where = show_path(path)
         raise UnsupportedValueError(
-            f"{where} is sharded, and its local part is a {class_path_of(local)}, whose inner tensors have no "
-            "place in the whole tensor",
+            f"{where} is sharded, and its local part is a {class_path_of(local)}, whose inner tensors have "
+            "no place in the whole tensor",
             path=where,
             hint="save ckptstore.PerRank(tensor.to_local()), or its plain form",
         )
