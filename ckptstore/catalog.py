@@ -22,7 +22,7 @@ from ckptstore.errors import (
     FormatTooNewError,
     PermissionDeniedError,
 )
-from ckptstore.manifest import LayoutRows, Manifest, ManifestUnusable, TensorRows, place
+from ckptstore.manifest import MAX_EXPANDED_BOXES, LayoutRows, Manifest, ManifestUnusable, TensorRows, place
 from ckptstore.model.documents import END_LIMIT_BYTES
 from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, Note
@@ -317,19 +317,21 @@ def layout_rows(contents: Contents) -> LayoutRows:
 
 def layout_rows_of(table: Layout, digest: str) -> LayoutRows:
     """A layout for the manifest, by its digest."""
-    boxes = [(i, box) for i, tensor in enumerate(table.tensors) for box in tensor.boxes]
+    heads, boxes = table.heads, table.box_columns
+    # More than these the manifest counts only: their ranges stay in the layout's table.
+    by_tensor = [boxes.of_tensor(i) for i in range(len(heads))] if len(boxes) <= MAX_EXPANDED_BOXES else []
     return LayoutRows(
         digest=digest,
         chunk_bytes=table.chunk_bytes,
-        names=[tensor.name for tensor in table.tensors],
-        components=[tensor.component for tensor in table.tensors],
-        dtypes=[tensor.dtype.name for tensor in table.tensors],
-        shapes=[tensor.shape for tensor in table.tensors],
-        kinds=[tensor.kind for tensor in table.tensors],
-        box_tensor=[i for i, _ in boxes],
-        box_offsets=[box.offsets for _, box in boxes],
-        box_shapes=[box.sizes for _, box in boxes],
-        aliases=list(table.aliases),
+        names=heads.names,
+        components=heads.components,
+        dtypes=[dtype.name for dtype in heads.dtypes],
+        shapes=heads.shapes,
+        kinds=heads.kinds,
+        box_tensor=boxes.owner,
+        box_offsets=[offsets for own in by_tensor for offsets in own.offsets.tolist()],
+        box_shapes=[sizes for own in by_tensor for sizes in own.sizes.tolist()],
+        aliases=heads.aliases,
     )
 
 
@@ -344,10 +346,10 @@ def tensor_rows(contents: Contents) -> TensorRows:
     digests = contents.digests
     return TensorRows(
         digests=[
-            blake3.blake3(b"".join(digests[first[i] : first[i + 1]])).hexdigest()
-            for i in range(len(table.tensors))
+            blake3.blake3(digests.array[first[i] : first[i + 1]].data).hexdigest()
+            for i in range(len(table.heads))
         ],
-        bytes=np.array([tensor.nbytes for tensor in table.tensors], np.int64),
+        bytes=np.array(table.heads.nbytes, np.int64),
         new_bytes=contents.written_bytes,
         chunks=np.diff(table.chunks.first),
     )

@@ -105,11 +105,11 @@ class Fetcher:
 
     def _read_shared(self, run: Run, memory: memoryview) -> None:
         """Reads a run for all ranks of this host, and verifies all that one of them wants of it."""
-        _, offsets, lengths = self._contents.places
-        self._read_into(run.key, run.offset, memory, run.rows[0])
-        for row in run.rows:
-            start = offsets[row] - run.offset
-            self._verify(memory[start : start + lengths[row]], run.key, row)
+        rows, where = list(run.rows), self._contents.locations
+        self._read_into(run.key, run.offset, memory, rows[0])
+        starts, lengths = (where.offset[rows] - run.offset).tolist(), where.length[rows].tolist()
+        for row, start, length in zip(rows, starts, lengths, strict=True):
+            self._verify(memory[start : start + length], run.key, row)
         self._count(run.length)
 
     def _carry_out(self, read: Read) -> None:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from ckptstore.model.boxes import Box
+from ckptstore.model.boxes import Box, cut
 from ckptstore.tier.contents import Contents
 
 MAX_RUN_BYTES = 16 << 20
@@ -65,38 +66,49 @@ def plan(contents: Contents, wants: Iterable[Want]) -> list[Read]:
     Only chunks that meet a wanted box are read; each whole, because it can only be verified whole. A
     chunk that several wants need is read once.
     """
-    objects, offsets, lengths = contents.places
+    uses = [use for want in wants for use in _uses(contents, want)]
+    rows = np.array([use.row for use in uses], np.int64)
+    locations = contents.locations
     by_place: dict[tuple[int, int], list[Use]] = {}
-    for want in wants:
-        for use in _uses(contents, want):
-            by_place.setdefault((objects[use.row], offsets[use.row]), []).append(use)
+    places = zip(locations.object[rows].tolist(), locations.offset[rows].tolist(), strict=True)
+    for use, place in zip(uses, places, strict=True):
+        by_place.setdefault(place, []).append(use)
     reads: list[Read] = []
     pending: list[Piece] = []
     current = -1
-    for (number, offset), uses in sorted(by_place.items(), key=lambda item: item[0]):
-        piece = Piece(offset, lengths[uses[0].row], tuple(uses))
+    for (number, offset), here in sorted(by_place.items(), key=lambda item: item[0]):
+        piece = Piece(offset, int(locations.length[here[0].row]), tuple(here))
         if pending and (number != current or not _joins(pending, piece)):
-            reads.append(_read(contents.keys.keys[current], pending))
+            reads.append(_read(contents.keys.key(current), pending))
             pending = []
         pending.append(piece)
         current = number
     if pending:
-        reads.append(_read(contents.keys.keys[current], pending))
+        reads.append(_read(contents.keys.key(current), pending))
     return reads
 
 
 def _uses(contents: Contents, want: Want) -> Iterator[Use]:
     layout = contents.layout
-    tensor = layout.tensors[want.tensor]
+    boxes = layout.box_columns
+    start, end = int(boxes.first[want.tensor]), int(boxes.first[want.tensor + 1])
     first = int(layout.chunks.first[want.tensor])
-    count = int(layout.chunks.first[want.tensor + 1]) - first
-    if count == 1 and tensor.is_whole and want.box.sizes == tensor.shape:
-        yield Use(first, want.box, want.box, want)  # the common small tensor
-        return
-    for row, chunk_box in enumerate(layout.chunk_boxes(want.tensor), first):
-        part = chunk_box.intersect(want.box)
-        if part is not None:
-            yield Use(row, chunk_box, part, want)
+    if end - start == 1 and int(layout.chunks.first[want.tensor + 1]) - first == 1:
+        whole = Box.whole(layout.heads.shapes[want.tensor])
+        if want.box == whole:
+            yield Use(first, whole, want.box, want)  # the common small tensor
+            return
+    held = boxes.of_tensor(want.tensor)
+    wanted = np.array(want.box.offsets, np.int64)
+    meets = ((held.offsets < wanted + want.box.sizes) & (held.offsets + held.sizes > wanted)).all(axis=1)
+    counts = layout.box_chunks[start:end]
+    first_rows = first + np.cumsum(counts) - counts
+    cell = layout.cell(want.tensor)
+    for number in np.flatnonzero(meets).tolist():
+        for row, chunk_box in enumerate(cut(held[number], cell), int(first_rows[number])):
+            part = chunk_box.intersect(want.box)
+            if part is not None:
+                yield Use(row, chunk_box, part, want)
 
 
 def _joins(pending: list[Piece], piece: Piece) -> bool:

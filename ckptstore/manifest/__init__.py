@@ -4,6 +4,7 @@ A cache over the tiers' documents: lost, stale or damaged, it is made anew, and 
 """
 
 from ckptstore.manifest.errors import ManifestUnusable
+from ckptstore.manifest.ingest import MAX_EXPANDED_BOXES
 from ckptstore.manifest.manifest import Manifest
 from ckptstore.manifest.rows import (
     BoxRow,
@@ -19,6 +20,7 @@ from ckptstore.manifest.rows import (
 )
 
 __all__ = [
+    "MAX_EXPANDED_BOXES",
     "BoxRow",
     "CheckpointRow",
     "LayoutRow",

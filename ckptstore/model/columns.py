@@ -29,7 +29,7 @@ Column = npt.NDArray[Any]
 def encode_columns(columns: Mapping[str, Column]) -> bytes:
     """Writes one-dimensional integer columns; names are kept in the order given."""
     header = []
-    bodies: list[bytes] = []
+    bodies: list[Column] = []
     for name, column in columns.items():
         array = np.ascontiguousarray(column)
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -39,13 +39,15 @@ def encode_columns(columns: Mapping[str, Column]) -> bytes:
                 f"column {name!r} must be one-dimensional and one of {sorted(_DTYPES)}, not {text}"
             )
         header.append([name, text, len(array)])
-        bodies.append(array.tobytes())
+        bodies.append(array)
     head = msgpack.packb(header)
-    out = bytearray(_HEAD.pack(_MAGIC, len(head)) + head)
+    parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, len(head)), head]
+    position = _HEAD.size + len(head)
     for body in bodies:
-        out += b"\0" * (-len(out) % 8)
-        out += body
-    return bytes(out)
+        padding = -position % 8
+        parts += [b"\0" * padding, body.data]
+        position += padding + body.nbytes
+    return b"".join(parts)  # the only copy
 
 
 def decode_columns(data: bytes | memoryview, expected: Sequence[str], what: str) -> dict[str, Column]:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
 from ckptstore.errors import DocumentError
-from ckptstore.model import columns
-from ckptstore.model.boxes import Box, Shape, cell_shape, cut, pieces_of, uncovered
+from ckptstore.model import columns, cuts
+from ckptstore.model.box_columns import BoxColumns
+from ckptstore.model.boxes import Box, Shape, cell_shape, cut, uncovered
+from ckptstore.model.cuts import Int64s
 from ckptstore.model.dtypes import BY_CODE, DType
+from ckptstore.model.heads import Heads
+from ckptstore.model.ids import Digest, digest_of
 
 KINDS = ("torch", "numpy", "bytes", "bytearray", "str")
 MAX_NDIM = 64
@@ -41,6 +45,7 @@ _COLUMNS = [
     "alias_of",
     "chunk_bytes",
 ]
+_HEAD_COLUMNS = [name for name in _COLUMNS if name not in ("boxes", "box_offsets", "box_sizes")]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Tensor:
     dtype: DType
     shape: Shape
     kind: str
-    boxes: tuple[Box, ...]
+    boxes: Sequence[Box]
 
     @property
     def nbytes(self) -> int:
@@ -75,9 +80,9 @@ class ChunkMap:
         first: int64 (tensors + 1), first chunk row of each tensor.
     """
 
-    tensor: npt.NDArray[np.int64]
-    nbytes: npt.NDArray[np.int64]
-    first: npt.NDArray[np.int64]
+    tensor: Int64s
+    nbytes: Int64s
+    first: Int64s
 
     def __len__(self) -> int:
         return len(self.nbytes)
@@ -87,25 +92,59 @@ class ChunkMap:
 class Layout:
     """All tensors of a checkpoint, sorted by name, and the grid's chunk size.
 
+    A layout that was decoded or merged makes its `tensors`, and their boxes, when they are asked for:
+    with millions of boxes, use `heads`, `box_columns` and `chunks`.
+
     Attributes:
         aliases: further names of tensors that share their memory: (name, tensor index).
     """
 
-    tensors: tuple[Tensor, ...]
+    tensors: Sequence[Tensor]
     aliases: tuple[tuple[str, int], ...]
     chunk_bytes: int
+
+    @classmethod
+    def of_columns(cls, heads: Heads, boxes: BoxColumns) -> Layout:
+        """From columns; nothing is checked."""
+        layout = cls(_Tensors(heads, boxes), heads.aliases, heads.chunk_bytes)
+        layout.__dict__.update(heads=heads, box_columns=boxes)
+        return layout
+
+    @functools.cached_property
+    def heads(self) -> Heads:
+        """The tensors without their boxes."""
+        tensors = self.tensors
+        return Heads(
+            tuple(t.name for t in tensors),
+            tuple(t.component for t in tensors),
+            tuple(t.dtype for t in tensors),
+            tuple(t.kind for t in tensors),
+            tuple(t.shape for t in tensors),
+            self.aliases,
+            self.chunk_bytes,
+        )
+
+    @functools.cached_property
+    def box_columns(self) -> BoxColumns:
+        """The boxes of all tensors."""
+        return BoxColumns.of([tensor.boxes for tensor in self.tensors], self.heads.ndim)
+
+    @functools.cached_property
+    def digest(self) -> Digest:
+        """Of its table: layouts are equal when it is."""
+        return digest_of(self.encode())
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, int]:
         """Name or alias -> tensor index."""
-        names = {tensor.name: i for i, tensor in enumerate(self.tensors)}
+        names = {name: i for i, name in enumerate(self.heads.names)}
         names.update(self.aliases)
         return names
 
     def cell(self, index: int) -> Shape:
         """The grid's cell of one tensor."""
-        tensor = self.tensors[index]
-        return cell_shape(tensor.shape, tensor.dtype.itemsize, self.chunk_bytes)
+        heads = self.heads
+        return cell_shape(heads.shapes[index], heads.dtypes[index].itemsize, self.chunk_bytes)
 
     def chunk_boxes(self, index: int) -> list[Box]:
         """The boxes of one tensor's chunks, in table order."""
@@ -113,53 +152,72 @@ class Layout:
         return [piece for box in self.tensors[index].boxes for piece in cut(box, cell)]
 
     @functools.cached_property
+    def box_chunks(self) -> Int64s:
+        """int64, (boxes,): into how many chunks each box is cut."""
+        return self._count(MAX_CHUNKS)
+
+    def _count(self, most: int) -> Int64s:
+        counts = np.zeros(len(self.box_columns), np.int64)
+        for group in self.box_columns.by_ndim(self.heads):
+            counts[group.rows] = cuts.pieces(group.offsets, group.sizes, group.cells, most)
+        if counts.sum() > most:
+            raise OverflowError(f"more than {most} chunks")
+        return counts
+
+    @functools.cached_property
     def chunks(self) -> ChunkMap:
         """Sizes and owners of all chunks."""
-        sizes: list[int] = []
-        first = [0]
-        for i, tensor in enumerate(self.tensors):
-            nbytes = tensor.nbytes
-            # At most half a chunk is never cut: the grid's cell holds more than that.
-            if 0 < 2 * nbytes <= self.chunk_bytes and tensor.is_whole:
-                sizes.append(nbytes)
-                first.append(len(sizes))
-                continue
-            sizes.extend(piece.numel * tensor.dtype.itemsize for piece in self.chunk_boxes(i))
-            first.append(len(sizes))
-        starts = np.array(first, np.int64)
-        owner = np.repeat(np.arange(len(self.tensors), dtype=np.int64), np.diff(starts))
-        return ChunkMap(owner, np.array(sizes, np.int64), starts)
+        heads, boxes, counts = self.heads, self.box_columns, self.box_chunks
+        box_first = cuts.starts(counts)
+        first = box_first[boxes.first]
+        per_tensor = np.diff(first)
+        nbytes = np.repeat(heads.itemsize, per_tensor)
+        groups = list(boxes.by_ndim(heads))
+        for group in groups:
+            own = counts[group.rows]
+            numels = cuts.piece_numels(group.offsets, group.sizes, group.cells, own)
+            if len(groups) == 1:
+                nbytes *= numels
+            else:
+                nbytes[np.repeat(box_first[group.rows], own) + cuts.spread(own)] *= numels
+        return ChunkMap(np.repeat(np.arange(len(heads), dtype=np.int64), per_tensor), nbytes, first)
 
     def check_coverage(self) -> list[str]:
         """One line per tensor whose boxes do not cover it exactly once."""
-        return [
-            f"{tensor.name}: {problem}"
-            for tensor in self.tensors
-            if not tensor.is_whole and (problem := uncovered(tensor.shape, tensor.boxes))
-        ]
+        heads, boxes = self.heads, self.box_columns
+        in_doubt = np.array([0 not in shape for shape in heads.shapes], bool)
+        for group in boxes.by_ndim(heads):
+            good = cuts.tiles(group.owner, group.offsets, group.sizes, group.shapes)
+            in_doubt[good] = False
+        problems = []
+        for i in np.flatnonzero(in_doubt).tolist():
+            problem = uncovered(heads.shapes[i], self.tensors[i].boxes)
+            if problem:
+                problems.append(f"{heads.names[i]}: {problem}")
+        return problems
 
     def encode(self) -> bytes:
         """The layout table (docs/format.md)."""
-        names, name_ends = columns.encode_texts([t.name for t in self.tensors])
-        components = sorted({t.component for t in self.tensors})
+        heads, boxes = self.heads, self.box_columns
+        names, name_ends = columns.encode_texts(heads.names)
+        components = sorted(set(heads.components))
         component_index = {name: i for i, name in enumerate(components)}
         component_text, component_ends = columns.encode_texts(components)
         alias_text, alias_ends = columns.encode_texts([name for name, _ in self.aliases])
-        boxes = [(box, t) for t in self.tensors for box in t.boxes]
         return columns.encode_columns(
             {
                 "name_text": names,
                 "name_ends": name_ends,
                 "component_text": component_text,
                 "component_ends": component_ends,
-                "component": np.array([component_index[t.component] for t in self.tensors], "<u4"),
-                "dtype": np.array([t.dtype.code for t in self.tensors], "|u1"),
-                "kind": np.array([KINDS.index(t.kind) for t in self.tensors], "|u1"),
-                "ndim": np.array([len(t.shape) for t in self.tensors], "|u1"),
-                "shape": np.array([n for t in self.tensors for n in t.shape], "<i8"),
-                "boxes": np.array([len(t.boxes) for t in self.tensors], "<u4"),
-                "box_offsets": np.array([n for box, _ in boxes for n in box.offsets], "<i8"),
-                "box_sizes": np.array([n for box, _ in boxes for n in box.sizes], "<i8"),
+                "component": np.array([component_index[name] for name in heads.components], "<u4"),
+                "dtype": np.array([dtype.code for dtype in heads.dtypes], "|u1"),
+                "kind": np.array([KINDS.index(kind) for kind in heads.kinds], "|u1"),
+                "ndim": heads.ndim.astype("|u1"),
+                "shape": heads.flat_shapes.astype("<i8", copy=False),
+                "boxes": boxes.counts.astype("<u4"),
+                "box_offsets": boxes.offsets.astype("<i8", copy=False),
+                "box_sizes": boxes.sizes.astype("<i8", copy=False),
                 "alias_text": alias_text,
                 "alias_ends": alias_ends,
                 "alias_of": np.array([i for _, i in self.aliases], "<u4"),
@@ -168,66 +226,134 @@ class Layout:
         )
 
     @classmethod
-    def decode(cls, data: bytes, max_chunks: int = MAX_CHUNKS) -> Layout:
+    def decode(
+        cls, data: bytes, max_chunks: int = MAX_CHUNKS, seen: dict[bytes, Heads] | None = None
+    ) -> Layout:
         """Reads the table back.
 
         Args:
             max_chunks: more than this is refused before anything of that size is made: a few hostile bytes
                 can claim any number of chunks. Whoever has a digest table knows how many there can be.
+            seen: heads of layouts decoded before: equal ones are not decoded again. It is added to.
 
         Raises:
             DocumentError: it is damaged or inconsistent.
         """
         table = columns.decode_columns(data, _COLUMNS, "layout table")
         try:
-            layout = _build(table)
-            count = 0
-            for i, tensor in enumerate(layout.tensors):
-                cell = layout.cell(i)
-                count += sum(pieces_of(box, cell) for box in tensor.boxes)
-                if count > max_chunks:
-                    raise DocumentError(f"layout table claims more than {max_chunks} chunks")
+            heads = _heads(table, {} if seen is None else seen)
+            layout = cls.of_columns(heads, _boxes(table, heads))
+            layout.__dict__["box_chunks"] = layout._count(max_chunks)
             return layout
-        except (IndexError, KeyError, ValueError, OverflowError, StopIteration) as error:
+        except OverflowError as error:
+            raise DocumentError(f"layout table claims more than {max_chunks} chunks") from error
+        except (IndexError, KeyError, ValueError, StopIteration) as error:
             raise DocumentError(f"layout table is inconsistent: {error!r}") from error
 
 
-def _build(table: Mapping[str, columns.Column]) -> Layout:
+class _Tensors(Sequence[Tensor]):
+    """The tensors of a layout that is columns; made when first asked for."""
+
+    def __init__(self, heads: Heads, boxes: BoxColumns) -> None:
+        self._heads = heads
+        self._boxes = boxes
+
+    @functools.cached_property
+    def _made(self) -> tuple[Tensor, ...]:
+        heads = self._heads
+        boxes = self._boxes.per_tensor()
+        rows = zip(heads.names, heads.components, heads.dtypes, heads.shapes, heads.kinds, boxes, strict=True)
+        return tuple(Tensor(*row) for row in rows)
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
+        return self._made[index]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(other) == self._made if isinstance(other, (tuple, _Tensors)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._made)
+
+    def __repr__(self) -> str:
+        return repr(self._made)
+
+
+def _heads(table: Mapping[str, columns.Column], seen: dict[bytes, Heads]) -> Heads:
+    parts = [table[name] for name in _HEAD_COLUMNS]
+    key = b"".join([repr([len(part) for part in parts]).encode(), *(part.data for part in parts)])
+    found = seen.get(key)
+    if found is None:
+        found = seen[key] = _decode_heads(table)
+    return found
+
+
+def _decode_heads(table: Mapping[str, columns.Column]) -> Heads:
     what = "layout table"
     names = columns.decode_texts(table["name_text"], table["name_ends"], what)
     components = columns.decode_texts(table["component_text"], table["component_ends"], what)
     aliases = columns.decode_texts(table["alias_text"], table["alias_ends"], what)
     alias_of = [int(i) for i in table["alias_of"]]
     shape_of = table["shape"].tolist()
-    offsets, sizes = table["box_offsets"].tolist(), table["box_sizes"].tolist()
-    if min(shape_of, default=0) < 0 or min(offsets, default=0) < 0 or min(sizes, default=0) < 0:
+    if min(shape_of, default=0) < 0:
         raise DocumentError(f"{what}: negative size")
     chunk_bytes = int(table["chunk_bytes"][0])
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise DocumentError(f"{what}: chunks of {chunk_bytes} bytes")
-    per_tensor = [table[name].tolist() for name in ("component", "dtype", "kind", "ndim", "boxes")]
+    per_tensor = [table[name].tolist() for name in ("component", "dtype", "kind", "ndim")]
     if any(len(column) != len(names) for column in per_tensor) or len(alias_of) != len(aliases):
         raise DocumentError(f"{what}: columns differ in length")
     if len(set(names) | set(aliases)) != len(names) + len(aliases) or max(alias_of, default=-1) >= len(names):
         raise DocumentError(f"{what}: a name stands twice or an alias of nothing")
-    tensors: list[Tensor] = []
-    at = box_at = 0
-    for name, component, dtype, kind, ndim, box_count in zip(names, *per_tensor, strict=True):
+    shapes: list[Shape] = []
+    at = 0
+    for name, ndim in zip(names, per_tensor[3], strict=True):
         if ndim > MAX_NDIM:
             raise DocumentError(f"{what}: {name[:60]!r} has {ndim} dimensions")
-        shape = tuple(shape_of[at : at + ndim])
+        shapes.append(tuple(shape_of[at : at + ndim]))
         at += ndim
-        boxes = []
-        if box_count > max(len(offsets), 1) or (not ndim and box_count > 1):
-            raise DocumentError(f"{what}: {name[:60]!r} has {box_count} boxes")
-        for _ in range(box_count):
-            box = Box(tuple(offsets[box_at : box_at + ndim]), tuple(sizes[box_at : box_at + ndim]))
-            box_at += ndim
-            boxes.append(box)
-        tensors.append(Tensor(name, components[component], BY_CODE[dtype], shape, KINDS[kind], tuple(boxes)))
-    if at != len(shape_of) or box_at != len(offsets) or len(offsets) != len(sizes):
+    if at != len(shape_of):
+        raise DocumentError(f"{what}: shapes do not add up")
+    return Heads(
+        tuple(names),
+        tuple(components[row] for row in per_tensor[0]),
+        tuple(BY_CODE[code] for code in per_tensor[1]),
+        tuple(KINDS[row] for row in per_tensor[2]),
+        tuple(shapes),
+        tuple(zip(aliases, alias_of, strict=True)),
+        chunk_bytes,
+    )
+
+
+def _boxes(table: Mapping[str, columns.Column], heads: Heads) -> BoxColumns:
+    what = "layout table"
+    counts = table["boxes"].astype(np.int64)
+    offsets, sizes = (table[name].astype(np.int64, copy=False) for name in ("box_offsets", "box_sizes"))
+    if len(counts) != len(heads):
+        raise DocumentError(f"{what}: columns differ in length")
+    # Before anything is made per box: the counts alone can claim billions.
+    if len(offsets) != len(sizes) or int((counts * heads.ndim).sum()) != len(offsets):
         raise DocumentError(f"{what}: shapes and boxes do not add up")
-    return Layout(tuple(tensors), tuple(zip(aliases, alias_of, strict=True)), chunk_bytes)
+    if (counts[heads.ndim == 0] > 1).any():
+        raise DocumentError(f"{what}: a scalar has more than one box")
+    if len(offsets) and min(offsets.min(), sizes.min()) < 0:
+        raise DocumentError(f"{what}: negative size")
+    boxes = BoxColumns(counts, heads.ndim, offsets, sizes)
+    for group in boxes.by_ndim(heads):
+        outside = (group.sizes > group.shapes - group.offsets).any(axis=1)
+        if outside.any():
+            name = heads.names[int(group.owner[int(outside.argmax())])]
+            raise DocumentError(f"{what}: a box is outside of {name[:60]!r}")
+    return boxes
 
 
 def assign_names(paths: Sequence[tuple[object, ...]]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class Assembly:
 
     layout: Layout
     tree: bytes
-    digests: list[Digest]
+    digests: Sequence[Digest]
     locations: Locations
     keys: KeyList
     components: tuple[str, ...]
@@ -173,9 +173,12 @@ def summarize(assembly: Assembly, new_bytes: npt.NDArray[np.int64]) -> tuple[Com
     layout = assembly.layout
     rows: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in assembly.components}
     chunks = np.diff(layout.chunks.first).tolist()
-    for tensor, count, new in zip(layout.tensors, chunks, new_bytes.tolist(), strict=True):
-        row = rows.setdefault(tensor.component, [0, 0, 0, 0])
-        for i, value in enumerate((1, count, tensor.nbytes, new)):
+    heads = layout.heads
+    for component, nbytes, count, new in zip(
+        heads.components, heads.nbytes, chunks, new_bytes.tolist(), strict=True
+    ):
+        row = rows.setdefault(component, [0, 0, 0, 0])
+        for i, value in enumerate((1, count, nbytes, new)):
             row[i] += value
     return tuple(
         ComponentSummary(name, tensors, count, logical, new, logical - new)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ckptstore.errors import SaveFailedError
-from ckptstore.model import unpack, values
-from ckptstore.model.boxes import Box, cell_shape, pieces_of
-from ckptstore.model.ids import Digest
-from ckptstore.model.layout import Layout, Tensor
+from ckptstore.errors import DocumentError, SaveFailedError
+from ckptstore.model import cuts, unpack, values
+from ckptstore.model.cuts import Int64s
+from ckptstore.model.layout import Layout
 from ckptstore.model.plain import Composite, Leaf, StatePath
-from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
+from ckptstore.model.tables import CODEC_RAW, Digests, KeyList, Locations
 from ckptstore.model.targets import Opaque
 from ckptstore.ranks import show_ranks
 from ckptstore.save.commit import Assembly
+from ckptstore.save.joined import Joined
+from ckptstore.save.known import Known
 from ckptstore.save.parts import LEFT, WRITTEN, Part
 
 log = logging.getLogger("ckptstore")
@@ -26,16 +29,20 @@ log = logging.getLogger("ckptstore")
 _SHOWN = 8
 
 
-@dataclasses.dataclass(slots=True)
-class _Merged:
-    """One tensor as the ranks describe it: each box with (part, its first row there)."""
-
-    tensor: Tensor
-    boxes: dict[Box, list[tuple[Part, int]]]
-
-
 class Merger:
-    """Makes one checkpoint out of the parts of all ranks, save after save of one session."""
+    """Makes one checkpoint out of the parts of all ranks, save after save of one session.
+
+    What the ranks' layouts make together is worked out once, and again only when one of them changes.
+
+    Attributes:
+        known: what decoding the next parts may rest on.
+    """
+
+    def __init__(self) -> None:
+        self.known = Known()
+        self._layouts: list[Layout] = []
+        self._joined: Joined | None = None
+        self._trees: tuple[list[tuple[int, bytes]], bytes, list[str]] | None = None
 
     def merge(self, parts: list[Part], what: str, *, replicas: str = "strict") -> tuple[Assembly, list[str]]:
         """One checkpoint out of the parts of all ranks, in rank order.
@@ -51,32 +58,52 @@ class Merger:
         Raises:
             SaveFailedError: ranks disagree, something is not covered or nobody wrote it; lists all problems.
         """
+        joined = self._join(parts, what)
+        layout = joined.layout
+        rows = _Rows.of(parts, joined)
         problems: list[str] = []
-        merged = _collect(parts, problems)
-        names = sorted(merged)
-        tensors = [_finished(merged[name]) for name in names]
-        number = {name: i for i, name in enumerate(names)}
-        aliases = _aliases(parts, number)
-        layout = Layout(tuple(tensors), aliases, parts[0].layout.chunk_bytes)
-        problems += layout.check_coverage()
+        notes: list[str] = []
+        _find_unwritten(joined, rows, problems)
+        _compare(parts, joined, rows, problems, notes, replicas)
         _raise(problems, what)
-        digests, stored, notes = _choose(layout, merged, problems, replicas)
-        _raise(problems, what)
-        keys = KeyList.of({key: size for key, size, _, _ in stored})
-        row_of = {key: i for i, key in enumerate(keys.keys)}
-        rows = np.array([(row_of[key], offset) for key, _, offset, _ in stored], np.int64).reshape(
-            len(stored), 2
-        )
-        lengths = layout.chunks.nbytes.astype(np.int64)
+        place = rows.place[rows.chosen]
+        keys, key_row = KeyList.joined([part.keys for part in parts], _marked(rows.key_count, place))
         locations = Locations(
-            np.ascontiguousarray(rows[:, 0]),
-            np.ascontiguousarray(rows[:, 1]),
-            lengths,
-            np.full(len(stored), CODEC_RAW, np.uint8),
+            key_row[place],
+            rows.offset[rows.chosen],
+            layout.chunks.nbytes,
+            np.full(len(place), CODEC_RAW, np.uint8),
         )
-        tree, tree_notes = merge_trees(parts, {**number, **dict(aliases)})
+        _check_places(locations, keys, what)
+        tree, tree_notes = self._merge_trees(parts, layout)
         components = tuple(dict.fromkeys(name for part in parts for name in part.components))
+        digests = Digests(rows.digest[rows.chosen])
+        self.known.keep(self._layouts)
         return Assembly(layout, tree, digests, locations, keys, components), notes + tree_notes
+
+    def _join(self, parts: list[Part], what: str) -> Joined:
+        layouts = [self.known.same_layout(part.layout) for part in parts]
+        same = len(layouts) == len(self._layouts) and all(map(operator.is_, layouts, self._layouts))
+        if self._joined is not None and same:
+            return self._joined
+        problems: list[str] = []
+        joined = Joined.of(layouts, problems)
+        if not problems:
+            problems += joined.layout.check_coverage()
+        _raise(problems, what)
+        self._layouts, self._joined, self._trees = layouts, joined, None
+        return joined
+
+    def _merge_trees(self, parts: list[Part], layout: Layout) -> tuple[bytes, list[str]]:
+        """As :func:`merge_trees`; the last answer again while no tree has changed."""
+        distinct: dict[tuple[int, bytes], Part] = {}
+        for part, same in zip(parts, self._layouts, strict=True):
+            distinct.setdefault((id(same.heads), part.tree), part)
+        given = list(distinct)
+        if self._trees is None or self._trees[0] != given:
+            made = merge_trees(list(distinct.values()), layout.by_name)
+            self._trees = (given, *made)
+        return self._trees[1:]
 
 
 def _raise(problems: list[str], what: str) -> None:
@@ -90,73 +117,94 @@ def _raise(problems: list[str], what: str) -> None:
         )
 
 
-def _collect(parts: Iterable[Part], problems: list[str]) -> dict[str, _Merged]:
-    merged: dict[str, _Merged] = {}
-    for part in parts:
-        row = 0
-        for tensor in part.layout.tensors:
-            entry = merged.get(tensor.name)
-            if entry is None:
-                entry = merged[tensor.name] = _Merged(tensor, {})
-            elif (entry.tensor.shape, entry.tensor.dtype) != (tensor.shape, tensor.dtype):
-                problems.append(
-                    f"{tensor.name}: {tensor.dtype.name} {list(tensor.shape)} on rank {part.rank}, "
-                    f"{entry.tensor.dtype.name} {list(entry.tensor.shape)} elsewhere"
-                )
-            cell = cell_shape(tensor.shape, tensor.dtype.itemsize, part.layout.chunk_bytes)
-            for box in tensor.boxes:
-                entry.boxes.setdefault(box, []).append((part, row))
-                row += pieces_of(box, cell)
-    return merged
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of all parts, end to end in rank order: *held rows*, as in :class:`Joined`.
+
+    Attributes:
+        state: uint8.
+        digest: uint8, (held rows, 32).
+        place: int64, the object among the objects of all parts, end to end; `key_count` of them.
+        offset: int64, in it.
+        chosen: int64, (chunks of the merged layout,): the lowest rank's row that wrote it, or -1.
+    """
+
+    state: npt.NDArray[np.uint8]
+    digest: npt.NDArray[np.uint8]
+    place: Int64s
+    key_count: int
+    offset: Int64s
+    chosen: Int64s
+
+    @classmethod
+    def of(cls, parts: list[Part], joined: Joined) -> _Rows:
+        key_first = cuts.starts(np.array([len(part.keys) for part in parts], np.int64))
+        counts = np.array([len(part.state) for part in parts], np.int64)
+        if not np.array_equal(counts, np.diff(joined.first_row)):
+            raise DocumentError("a rank's part does not have the chunks of its layout")
+        place = np.concatenate([part.objects for part in parts])
+        place += np.repeat(key_first[:-1], counts)
+        state = np.concatenate([part.state for part in parts])
+        written = np.flatnonzero(state == WRITTEN)[::-1]
+        chosen = np.full(len(joined.layout.chunks), -1, np.int64)
+        chosen[joined.row[written]] = written  # of several the last counts: the lowest rank's
+        return cls(
+            state,
+            np.concatenate([Digests.of(part.digests).array for part in parts]),
+            place,
+            int(key_first[-1]),
+            np.concatenate([part.offsets for part in parts]),
+            chosen,
+        )
 
 
-def _finished(entry: _Merged) -> Tensor:
-    boxes = tuple(sorted(entry.boxes, key=lambda box: (box.offsets, box.sizes)))
-    return dataclasses.replace(entry.tensor, boxes=boxes)
+def _marked(count: int, rows: Int64s) -> npt.NDArray[np.bool_]:
+    marks = np.zeros(count, bool)
+    marks[rows] = True
+    return marks
 
 
-def _aliases(parts: list[Part], number: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    found: dict[str, int] = {}
-    for part in parts:
-        for alias, index in part.layout.aliases:
-            if alias not in number:
-                found.setdefault(alias, number[part.layout.tensors[index].name])
-    return tuple(sorted(found.items()))
+def _find_unwritten(joined: Joined, rows: _Rows, problems: list[str]) -> None:
+    """One line per tensor with chunks that nobody wrote."""
+    missing = np.flatnonzero(rows.chosen < 0)
+    if not len(missing):
+        return
+    layout = joined.layout
+    first_of_box = cuts.starts(layout.box_chunks)
+    boxes = np.unique(np.searchsorted(first_of_box, missing, side="right") - 1)
+    owners = np.searchsorted(layout.box_columns.first, boxes, side="right") - 1
+    tensors, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
+    for tensor, box, count in zip(tensors.tolist(), boxes[firsts].tolist(), counts.tolist(), strict=True):
+        held = layout.tensors[tensor].boxes[box - int(layout.box_columns.first[tensor])]
+        more = f" and at {count - 1} other places" if count > 1 else ""
+        problems.append(f"{layout.heads.names[tensor]}: nobody wrote its part at {list(held.offsets)}{more}")
 
 
-_Stored = tuple[str, int, int, int]
+def _compare(
+    parts: list[Part], joined: Joined, rows: _Rows, problems: list[str], notes: list[str], replicas: str
+) -> None:
+    """What several ranks have hashed must be equal to what is kept."""
+    hashed = rows.state != LEFT
+    kept_here = rows.chosen[joined.row]
+    others = np.flatnonzero(hashed & (kept_here != np.arange(len(hashed))) & (kept_here >= 0))
+    if not len(others):
+        return
+    unlike = (rows.digest[others] != rows.digest[kept_here[others]]).any(axis=1)
+    others = others[unlike]
+    kept = joined.rank_of_rows(kept_here[others])
+    ranks = joined.rank_of_rows(others)
+    tensors = joined.layout.chunks.tensor[joined.row[others]]
+    for tensor in np.unique(tensors).tolist():
+        here = tensors == tensor
+        differing = [parts[i].rank for i in np.unique(ranks[here]).tolist()]
+        keeper = parts[int(kept[here].min())]
+        _report(joined.layout.heads.names[tensor], keeper, differing, problems, notes, replicas)
 
 
-def _choose(
-    layout: Layout, merged: Mapping[str, _Merged], problems: list[str], replicas: str
-) -> tuple[list[Digest], list[_Stored], list[str]]:
-    """Per chunk the lowest rank's that wrote it; equal ones must agree."""
-    digests: list[Digest] = []
-    stored: list[_Stored] = []
-    notes: list[str] = []
-    for i, tensor in enumerate(layout.tensors):
-        cell = layout.cell(i)
-        differing: set[int] = set()
-        for box in tensor.boxes:
-            holders = merged[tensor.name].boxes[box]
-            for k in range(pieces_of(box, cell)):
-                writers = [(part, row + k) for part, row in holders if part.state[row + k] == WRITTEN]
-                if not writers:
-                    problems.append(f"{tensor.name}: nobody wrote its part at {list(box.offsets)}")
-                    break
-                part, row = writers[0]
-                digests.append(part.digests[row])
-                location = int(part.objects[row])
-                key = part.keys.keys[location]
-                stored.append((key, int(part.keys.sizes[location]), int(part.offsets[row]), row))
-                differing |= {
-                    other.rank
-                    for other, first in holders
-                    if other.state[first + k] != LEFT and other.digests[first + k] != part.digests[row]
-                }
-        if differing:
-            _report(tensor.name, holders[0][0], sorted(differing), problems, notes, replicas)
-    return digests, stored, notes
+def _check_places(locations: Locations, keys: KeyList, what: str) -> None:
+    room = keys.sizes[locations.object] - locations.offset
+    if len(room) and (int(locations.offset.min()) < 0 or (locations.length > room).any()):
+        raise SaveFailedError(f"{what}: a rank's part places a chunk outside of its object")
 
 
 def _report(
@@ -188,22 +236,20 @@ class _Ref:
 
 def merge_trees(parts: list[Part], number: Mapping[str, int]) -> tuple[bytes, list[str]]:
     """The tree of rank 0, with what only others have added, its tensors numbered anew."""
-    trees: list[Any] = []
-    seen: set[tuple[bytes, tuple[str, ...]]] = set()
+    seen: set[tuple[bytes, int]] = set()
+    notes: list[str] = []
+    whole: Any = None
     for part in parts:
-        names = tuple(tensor.name for tensor in part.layout.tensors)
-        if (part.tree, names) in seen:
+        heads = part.layout.heads
+        if (part.tree, id(heads)) in seen:
             continue
-        seen.add((part.tree, names))
 
-        def ref(index: int, kind: str, detail: str | None, names: tuple[str, ...] = names) -> _Ref:
+        def ref(index: int, kind: str, detail: str | None, names: tuple[str, ...] = heads.names) -> _Ref:
             return _Ref(names[index], kind, detail)
 
-        trees.append(unpack.decode(part.tree, ref, f"the tree of rank {part.rank}"))
-    notes: list[str] = []
-    whole = trees[0]
-    for tree in trees[1:]:
-        whole = _joined(whole, tree, (), notes)
+        tree = unpack.decode(part.tree, ref, f"the tree of rank {part.rank}")
+        whole = _joined(whole, tree, (), notes) if seen else tree
+        seen.add((part.tree, id(heads)))
 
     def leaf_of(value: Any, path: StatePath) -> Any:
         if isinstance(value, _Ref):
@@ -222,7 +268,9 @@ def _joined(first: Any, other: Any, path: StatePath, notes: list[str]) -> Any:
             first[key] = _joined(first[key], item, (*path, key), notes) if key in first else item
         return first
     if isinstance(first, Composite) and isinstance(other, Composite) and first.kind == "per_rank":
-        return Composite(first.kind, first.head, {**other.parts, **first.parts})
+        for key, item in other.parts.items():
+            first.parts.setdefault(key, item)
+        return first
     if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
         first[:] = [
             _joined(a, b, (*path, i), notes) for i, (a, b) in enumerate(zip(first, other, strict=True))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import DocumentError
-from ckptstore.model import columns
 from ckptstore.model.documents import Fields, seal, unseal
-from ckptstore.model.ids import DIGEST_BYTES, Digest
+from ckptstore.model.ids import DIGEST_BYTES, Attempt, Digest, digest_of
 from ckptstore.model.layout import Layout
-from ckptstore.model.tables import KeyList
+from ckptstore.model.tables import Digests, KeyList
+from ckptstore.save.known import Known
 
 LEFT, WRITTEN, COMPARED = 0, 1, 2
-
-_COLUMNS = ("state", "object", "offset", "digest")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Part:
     error: str | None
     layout: Layout
     state: npt.NDArray[np.uint8]
-    digests: list[Digest]
+    digests: Sequence[Digest]
     objects: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     keys: KeyList
@@ -81,7 +79,7 @@ class Part:
             [],
             none,
             none,
-            KeyList((), none),
+            KeyList.of({}),
             b"",
         )
 
@@ -109,25 +107,31 @@ def decode_start(data: bytes, what: str) -> Start:
     )
 
 
-def encode_part(part: Part) -> bytes:
-    """``parts/<attempt>/<rank>.mp``."""
-    digests = b"".join(digest or bytes(DIGEST_BYTES) for digest in part.digests)
-    rows = columns.encode_columns(
-        {
-            "state": part.state.astype("|u1"),
-            "object": part.objects.astype("<u4"),
-            "offset": part.offsets.astype("<i8"),
-            "digest": np.frombuffer(digests, "|u1"),
-        }
-    )
+def encode_part(part: Part, *, with_layout: bool = True) -> bytes:
+    """``parts/<attempt>/<rank>.mp``.
+
+    Args:
+        with_layout: False: only the layout's digest. The coordinator must have had this layout before: it
+            has, if this rank's last save in the session was committed and was of the same layout.
+    """
+    keys = part.keys
     body: Mapping[str, Any] = {
         "rank": part.rank,
         "step": part.step,
         "counter": part.counter,
         "error": part.error,
-        "layout": part.layout.encode(),
-        "rows": rows,
-        "keys": part.keys.encode(),
+        "layout_digest": part.layout.digest,
+        "layout": part.layout.encode() if with_layout else None,
+        "state": part.state.astype("|u1").tobytes(),
+        "objects": part.objects.astype("<u4").tobytes(),
+        "offsets": part.offsets.astype("<i8").tobytes(),
+        "digests": Digests.of(part.digests).array.tobytes(),
+        "key_digests": keys.digests.tobytes(),
+        "key_packs": keys.is_pack.astype("|u1").tobytes(),
+        "key_attempts": keys.attempt.astype("<u4").tobytes(),
+        "key_ranks": keys.rank.astype("<u4").tobytes(),
+        "key_sizes": keys.sizes.astype("<i8").tobytes(),
+        "attempts": list(keys.attempts),
         "tree": part.tree,
         "components": list(part.components),
         "may_differ": list(part.may_differ),
@@ -135,33 +139,78 @@ def encode_part(part: Part) -> bytes:
     return seal("part", body)
 
 
-def decode_part(data: bytes, what: str) -> Part:
-    """Reads it back; raises DocumentError, FormatTooNewError."""
+def decode_part(data: bytes, what: str, known: Known | None = None) -> Part:
+    """Reads it back; raises DocumentError, FormatTooNewError.
+
+    Args:
+        known: what earlier parts of the session have told; parts may rest on it. It is added to.
+    """
+    known = Known() if known is None else known
     fields = Fields(unseal(data, "part", what=what)[1], what)
-    layout = Layout.decode(fields.get("layout", bytes))
-    table = columns.decode_columns(fields.get("rows", bytes), _COLUMNS, what)
-    count = len(layout.chunks)
-    raw = table["digest"].tobytes()
-    keys = KeyList.decode(fields.get("keys", bytes))
-    objects = table["object"].astype(np.int64)
-    if {table[name].size for name in ("state", "object", "offset")} != {count} or len(
-        raw
-    ) != count * DIGEST_BYTES:
-        raise DocumentError(f"{what}: its rows do not fit its layout")
-    if objects.size and int(objects.max()) >= max(len(keys.keys), 1):
+    layout = _layout(fields, known, what)
+
+    def column(name: str, dtype: str, count: int) -> npt.NDArray[Any]:
+        raw = fields.get(name, bytes)
+        if len(raw) != count * int(dtype[-1]):
+            raise DocumentError(f"{what}: its {name} are {len(raw)} bytes, not {count} of {dtype}")
+        return np.frombuffer(raw, dtype)
+
+    count = int(layout.box_chunks.sum())
+    keys = _keys(fields, column, what)
+    objects = column("objects", "<u4", count)
+    if count and int(objects.max()) >= max(len(keys), 1):
         raise DocumentError(f"{what}: an object that is not in its key list")
+    state = column("state", "|u1", count)
+    if count and int(state.max()) > COMPARED:
+        raise DocumentError(f"{what}: a chunk in a state that is none")
     return Part(
         rank=fields.get("rank", int),
         step=fields.get("step", int),
         counter=fields.get("counter", int),
         error=fields.optional("error", str),
         layout=layout,
-        state=table["state"].astype(np.uint8),
-        digests=[Digest(raw[i : i + DIGEST_BYTES]) for i in range(0, len(raw), DIGEST_BYTES)],
-        objects=objects,
-        offsets=table["offset"].astype(np.int64),
+        state=state,
+        digests=Digests(column("digests", "|u1", count * DIGEST_BYTES).reshape(count, DIGEST_BYTES)),
+        objects=objects.astype(np.int64),
+        offsets=column("offsets", "<i8", count),
         keys=keys,
-        tree=fields.get("tree", bytes),
+        tree=known.same_tree(fields.get("tree", bytes)),
         components=fields.strings("components"),
         may_differ=fields.strings("may_differ"),
+    )
+
+
+def _layout(fields: Fields, known: Known, what: str) -> Layout:
+    digest = Digest(fields.get("layout_digest", bytes))
+    found = known.layout(digest)
+    if found is not None:
+        return found
+    data = fields.optional("layout", bytes)
+    if data is None:
+        raise DocumentError(f"{what}: it rests on a layout that rank 0 has not seen")
+    if digest_of(data) != digest:
+        raise DocumentError(f"{what}: its layout is not of the digest that it tells")
+    layout = Layout.decode(data, seen=known.heads)
+    layout.__dict__["digest"] = digest
+    return known.same_layout(layout)
+
+
+def _keys(fields: Fields, column: Callable[[str, str, int], npt.NDArray[Any]], what: str) -> KeyList:
+    count = len(fields.get("key_packs", bytes))
+    attempts = fields.strings("attempts")
+    attempt = column("key_attempts", "<u4", count)
+    if count and int(attempt.max()) >= len(attempts):
+        raise DocumentError(f"{what}: a key of an attempt that is not in its list")
+    try:
+        for name in attempts:
+            Attempt.parse(name)
+    except ValueError as error:
+        raise DocumentError(f"{what}: {error}") from error
+    return KeyList(
+        column("key_digests", "|u1", count * DIGEST_BYTES).reshape(count, DIGEST_BYTES),
+        column("key_packs", "|u1", count).astype(bool),
+        attempt.astype(np.int64),
+        attempts,
+        column("key_ranks", "<u4", count).astype(np.int64),
+        column("key_sizes", "<i8", count),
     )

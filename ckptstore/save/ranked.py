@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -81,6 +81,7 @@ class RankedSaver:
         self._layouts: list[Layout] | None = None  # what the agreement was made from (rank 0)
         self._unsaid: Agreement | None = None  # made since, and not heard by all yet (rank 0)
         self._remembered: Remembered | None = None
+        self._told_layout: Digest | None = None  # of this rank's part of the last committed save
         self._warned = False
         self._decided: Room | None = None  # of the last commit, to be cleared (rank 0)
         self._steps: dict[int, int] = {}  # of this rank's own calls, by number
@@ -102,12 +103,12 @@ class RankedSaver:
             SaveFailedError: it did not commit, and never will; names the ranks and their reasons.
             SessionSupersededError, WrongStoreError: nothing was committed.
         """
-        room = Room(self._tier, attempt)
+        room = Room(self._tier, attempt, self._merger.known)
         self._steps = {attempt.number: attempt.step, **dict(list(self._steps.items())[:_STEPS])}
         with self._saying_why(attempt):
             self._tier.check_marker()
             if attempt.number == 1:
-                self._agree(room, attempt, flat.layout)
+                self._agree(room, attempt, flat)
         if self._ranks.leads:
             return self._lead(room, attempt, request, flat, bases)
         with self._saying_why(attempt):
@@ -160,10 +161,10 @@ class RankedSaver:
 
     # --- who writes what ----------------------------------------------------------------------
 
-    def _agree(self, room: Room, attempt: Attempt, held: Layout) -> None:
+    def _agree(self, room: Room, attempt: Attempt, flat: FlatState) -> None:
         """At the first save: rank 0 learns what all hold, and says who writes what."""
         if not self._ranks.leads:
-            room.say_holding(self._ranks.rank, held)
+            room.say_holding(self._ranks.rank, flat.layout, flat.may_differ)
             self._agreement = self._await_plan(room, attempt)
             return
         others = range(1, self._ranks.world_size)
@@ -176,9 +177,14 @@ class RankedSaver:
                 break
             if not wait.pause():
                 raise self._missing(attempt, missing, "say what they hold")
-        self._layouts = [held, *(room.holdings[rank] for rank in others)]
-        self._agreement = Agreement.of(self._layouts)
+        self._layouts = [flat.layout, *(room.holdings[rank] for rank in others)]
+        self._agreement = self._planned(self._layouts, {*flat.may_differ, *room.may_differ})
         room.say_plan(self._agreement)
+
+    def _planned(self, layouts: Sequence[Layout], may_differ: Collection[str]) -> Agreement:
+        if self._options.replicas == "warn":  # whatever differs, the lowest rank's is to be kept
+            may_differ = {name for layout in layouts for name in layout.heads.names}
+        return Agreement.of(layouts, may_differ, self._agreement)
 
     def _await_plan(self, room: Room, attempt: Attempt) -> Agreement:
         wait = self._backoff(_PATIENCE)
@@ -196,7 +202,8 @@ class RankedSaver:
         layouts = [part.layout for part in parts]
         if layouts != self._layouts:
             self._layouts = layouts
-            self._unsaid = Agreement.of(layouts, self._agreement)
+            may_differ = {name for names in {part.may_differ for part in parts} for name in names}
+            self._unsaid = self._planned(layouts, may_differ)
 
     # --- rank 0 -------------------------------------------------------------------------------
 
@@ -342,7 +349,9 @@ class RankedSaver:
         if start.plan:
             self._agreement = self._await_plan(room, attempt)
         part = self._write(attempt, flat, self._index([(pin, None) for pin in start.pins]))
-        room.say_part(part)
+        # Rank 0 keeps the layouts of the last committed save.
+        told, self._told_layout = self._told_layout, None
+        room.say_part(part, with_layout=told != part.layout.digest)
         return part
 
     def _await_start(self, room: Room, attempt: Attempt) -> Start:
@@ -472,6 +481,7 @@ class RankedSaver:
         locations = Locations(part.objects[mine], part.offsets[mine], lengths, np.zeros(len(mine), np.uint8))
         digests: list[Digest] = [part.digests[row] for row in mine.tolist()]
         self._remembered = Remembered(record, digests, locations, part.keys)
+        self._told_layout = part.layout.digest
 
     def _backoff(self, patience: float = 1.0) -> Backoff:
         seconds = self._options.deadline_seconds * patience

@@ -11,6 +11,7 @@ from ckptstore.model.ids import DIGEST_BYTES, Attempt, digest_of
 from ckptstore.model.layout import Layout
 from ckptstore.pool import Pool, default_threads
 from ckptstore.save.agree import Agreement
+from ckptstore.save.known import Known
 from ckptstore.save.parts import Part, Start, decode_part, decode_start, encode_part, encode_start
 from ckptstore.tier import layout
 from ckptstore.tier.tier import Tier
@@ -28,15 +29,23 @@ class Room:
     Attributes:
         parts: rank -> its part, as far as :meth:`look` has found them.
         holdings: rank -> what it holds, likewise.
+        may_differ: names of tensors of the holdings that may differ between ranks.
     """
 
-    def __init__(self, tier: Tier, attempt: Attempt) -> None:
+    def __init__(self, tier: Tier, attempt: Attempt, known: Known | None = None) -> None:
+        """Enters the room.
+
+        Args:
+            known: what parts may rest on, of rank 0's :class:`~ckptstore.save.merge.Merger`.
+        """
         self._tier = tier
+        self._known = known or Known()
         self._attempt = attempt
         self._name = str(attempt)
         self._seen: set[str] = set()
         self.parts: dict[int, Part] = {}
         self.holdings: dict[int, Layout] = {}
+        self.may_differ: set[str] = set()
 
     def look(self) -> None:
         """Reads what has come since the last look.
@@ -66,9 +75,11 @@ class Room:
             return
         if kind:
             fields = Fields(unseal(data, "holding", what=key)[1], key)
-            self.holdings[int(number)] = Layout.decode(fields.get("layout", bytes))
+            held = Layout.decode(fields.get("layout", bytes), seen=self._known.heads)
+            self.holdings[int(number)] = self._known.same_layout(held)
+            self.may_differ.update(fields.strings("may_differ"))
         else:
-            part = decode_part(data, key)
+            part = decode_part(data, key, self._known)
             if part.rank != int(number):
                 raise DocumentError(f"{key} is the part of rank {part.rank}")
             self.parts[part.rank] = part
@@ -88,19 +99,19 @@ class Room:
         except ObjectExistsError:
             log.info("the plan of %s was there already", self._attempt)
 
-    def say_holding(self, rank: int, held: Layout) -> None:
+    def say_holding(self, rank: int, held: Layout, may_differ: Iterable[str]) -> None:
         """Any other rank, before who writes what was agreed: what it holds."""
-        self._tier.put_new(layout.holding_key(self._name, rank), seal("holding", {"layout": held.encode()}))
+        body = {"layout": held.encode(), "may_differ": list(may_differ)}
+        self._tier.put_new(layout.holding_key(self._name, rank), seal("holding", body))
 
     def say_here(self, rank: int) -> None:
         """Any other rank that waits for the start: that it is at this call."""
-        self._tier.put_new(
-            layout.holding_key(self._name, rank), seal("holding", {"layout": Layout((), (), 1).encode()})
-        )
+        self.say_holding(rank, Layout((), (), 1), ())
 
-    def say_part(self, part: Part) -> None:
+    def say_part(self, part: Part, *, with_layout: bool = True) -> None:
         """Any rank: what it wrote, or why it could not."""
-        self._tier.put_new(layout.part_key(self._name, part.rank), encode_part(part))
+        key = layout.part_key(self._name, part.rank)
+        self._tier.put_new(key, encode_part(part, with_layout=with_layout))
 
     # --- hearing ------------------------------------------------------------------------------
 

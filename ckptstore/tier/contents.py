@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ckptstore.model import tables, unpack
 from ckptstore.model.ids import DIGEST_BYTES, Digest, digest_of
 from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitRecord, TableRef
-from ckptstore.model.tables import KeyList, Locations
+from ckptstore.model.tables import Digests, KeyList, Locations
 from ckptstore.model.targets import SavedTree, TensorSpec
 from ckptstore.tier.tier import Tier
 
@@ -42,13 +43,13 @@ class Contents:
         record: CommitRecord,
         *,
         layout: Layout,
-        digests: list[Digest],
+        digests: Sequence[Digest],
         locations: Locations,
         keys: KeyList,
     ) -> Contents:
         """What a saver knows already; only the tree would be read again."""
         contents = cls(tier, record)
-        contents.__dict__.update(layout=layout, digests=digests, locations=locations, keys=keys)
+        contents.__dict__.update(layout=layout, digests=Digests.of(digests), locations=locations, keys=keys)
         return contents
 
     def __str__(self) -> str:
@@ -67,7 +68,7 @@ class Contents:
         return layout
 
     @functools.cached_property
-    def digests(self) -> list[Digest]:
+    def digests(self) -> Digests:
         """One per chunk."""
         return tables.decode_digests(self._table("digests"), len(self.layout.chunks))
 
@@ -94,11 +95,10 @@ class Contents:
     @functools.cached_property
     def saved_tree(self) -> SavedTree:
         """The structure of the state, with specs in place of tensors."""
-        layout = self.layout
+        heads = self.layout.heads
 
         def spec(index: int, kind: str, detail: str | None) -> TensorSpec:
-            tensor = layout.tensors[index]
-            return TensorSpec(tensor.name, tensor.dtype.name, tensor.shape, kind)
+            return TensorSpec(heads.names[index], heads.dtypes[index].name, heads.shapes[index], kind)
 
         return SavedTree(self.decode_tree(spec))
 
@@ -112,12 +112,6 @@ class Contents:
 
         self.decode_tree(note)
         return found
-
-    @functools.cached_property
-    def places(self) -> tuple[list[int], list[int], list[int]]:
-        """The location table as lists (object, offset, length): many small reads ask again and again."""
-        rows = self.locations
-        return rows.object.tolist(), rows.offset.tolist(), rows.length.tolist()
 
     def decode_tree(
         self, tensor_of: unpack.TensorOf, compose: unpack.Compose | None = None

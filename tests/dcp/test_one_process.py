@@ -97,6 +97,15 @@ def test_a_model_and_its_optimizer(run, through_dcp):
     assert same(optimizer.state_dict(), other_optimizer.state_dict())
 
 
+def test_an_optimizer_before_its_first_step(run):
+    _, optimizer = training(1, steps=0)
+    dcp.save({"optimizer": optimizer.state_dict()}, storage_writer=StoreWriter(run), checkpoint_id="r@0")
+    assert same(run.latest.load()["optimizer"], optimizer.state_dict())
+    _, other = training(2, steps=1)
+    run.restore({"optimizer": other})
+    assert other.state_dict()["state"] == {}
+
+
 def test_a_model_is_loaded_in_place_as_dcp_does(run):
     model, _ = training(1)
     dcp.save({"model": model}, storage_writer=StoreWriter(run), checkpoint_id="r@1")

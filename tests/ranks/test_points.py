@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckptstore.errors import DeadlineError, SaveFailedError
+from ckptstore.errors import BackendError, CkptstoreError, DeadlineError, SaveFailedError
 from ckptstore.testing import Call, Fault
 from ckptstore_memory import MemoryBackend
 from tests.crash._support import records
@@ -150,11 +150,46 @@ def _is_stopped(ranks: Crew, point: Point) -> None:
     assert check_place(ranks.place) == ([1, STRUCK, 3, 4] if committed else [1, 3, 4])
 
 
+def _reply_is_lost(ranks: Crew, point: Point) -> None:
+    """What it writes is there, but it does not hear so: nobody notices."""
+    if point.call.op == "sync":
+        return  # never repeated: a later success says nothing about the puts before
+    ranks[point.rank].points.script[:] = [Fault("error_after", n=point.n)]
+    ranks.each(lambda rank: rank.save(STRUCK))
+    ranks.each(lambda rank: rank.save(3))
+    assert check_place(ranks.place) == [1, STRUCK, 3]
+
+
+BROKEN = BackendError("the disk is gone (made to)")
+
+
+def _storage_fails(ranks: Crew, point: Point) -> None:
+    """Its storage fails once, for good: either that did not matter, or all are told why; then all go on."""
+    ranks[point.rank].points.script[:] = [Fault("error", n=point.n, error=BROKEN)]
+    ranks.try_each(lambda rank: rank.save(STRUCK))
+    committed = STRUCK in {record.step for record in records(ranks.tier)}
+    for rank in ranks:
+        assert rank.seconds <= LONGEST
+        if rank.error is None:
+            assert committed
+            continue
+        assert isinstance(rank.error, CkptstoreError), repr(rank.error)
+        # Whoever asks for an outcome and gets no answer cannot know it.
+        assert not committed or (rank.rank == point.rank and point.call.key.startswith("commits/"))
+        assert BROKEN.message in str(rank.error) or f"rank {point.rank}" in str(rank.error)
+    ranks.try_each(lambda rank: rank.save(3))
+    ranks.each(lambda rank: rank.save(4))
+    ranks.each(lambda rank: rank.save(5))
+    assert check_place(ranks.place)[-2:] == [4, 5]
+
+
 KINDS: dict[str, tuple[Callable[[Crew, Point], None], Callable[[Point], bool]]] = {
     "dies before the call": (_dies_before, lambda _point: True),
     "dies after the call": (_dies_after, _changes),
     "dies, and its last write lands late": (_last_write_lands_late, _changes),
     "is stopped before the call": (_is_stopped, lambda _point: True),
+    "does not hear that the call was done": (_reply_is_lost, _changes),
+    "cannot make the call": (_storage_fails, lambda _point: True),
 }
 
 
@@ -195,7 +230,7 @@ def lost_as_drawn(past: Place, seed: int) -> None:
         ranks.each(lambda rank: rank.restore())
         struck = ranks[draw.randrange(WORLD)]
         point = Point(struck.rank, len(struck.calls) + draw.randrange(1, 36), Call(0, "", "commits/"))
-        strike, _ = KINDS[draw.choice(list(KINDS))]
+        strike = draw.choice([_dies_before, _is_stopped, _last_write_lands_late])
         struck.points.script[:] = [] if strike is _is_stopped else [Fault("crash", n=point.n)]
         struck.stop_at = point.n if strike in (_is_stopped, _last_write_lands_late) else None
         ranks.try_each(lambda rank: rank.save(STRUCK))

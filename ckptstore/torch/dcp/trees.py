@@ -46,8 +46,9 @@ class _Made(dict[Any, Any]):
 def nest(flat: FlatTree, order: Iterable[str]) -> dict[Any, Any]:
     """The state that the flat tree was made of.
 
-    DCP turns keys of dicts into text. Where torch's optimizers number their parameters the numbers are
-    put back, because they find nothing under text.
+    DCP turns keys of dicts into text, and drops empty dicts. Where torch's optimizers number their
+    parameters the numbers are put back, and before its first step an optimizer keeps its empty state:
+    its ``load_state_dict`` finds nothing otherwise.
 
     Args:
         order: names in the order of the state; the others follow.
@@ -74,19 +75,22 @@ def _finished(node: Any) -> Any:
         return node
     if node and all(isinstance(key, int) for key in node):
         return [_finished(node[key]) if key in node else None for key in range(max(node) + 1)]
-    items = {key: _finished(item) for key, item in node.items()}
-    return _with_numbered_parameters(items)
+    return _as_optimizer({key: _finished(item) for key, item in node.items()})
 
 
-def _with_numbered_parameters(items: dict[Any, Any]) -> dict[Any, Any]:
-    state, groups = items.get("state"), items.get("param_groups")
-    if not isinstance(state, dict) or not isinstance(groups, list):
+def _as_optimizer(items: dict[Any, Any]) -> dict[Any, Any]:
+    """What has a torch optimizer's ``param_groups`` has its ``state``, by the numbers of the parameters."""
+    groups = items.get("param_groups")
+    if not isinstance(groups, list) or not groups:
         return items
-    lists = [group.get("params") for group in groups if isinstance(group, dict)]
-    numbers = {str(i): i for params in lists if isinstance(params, list) for i in params if type(i) is int}
-    if state and all(key in numbers for key in state):
-        items["state"] = {numbers[key]: item for key, item in state.items()}
-    return items
+    if not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups):
+        return items
+    state = items.get("state", {})
+    numbers = {str(i): i for group in groups for i in group["params"] if type(i) is int}
+    if not isinstance(state, dict) or not all(key in numbers for key in state):
+        return items
+    numbered = {numbers[key]: item for key, item in state.items()}
+    return {"state": numbered, **{key: item for key, item in items.items() if key != "state"}}
 
 
 # --- flattening -------------------------------------------------------------------------------
