@@ -75,6 +75,7 @@ class Sample:
     name: str
     repeat: int
     seconds: float
+    cpu_seconds: float
     read_bytes: int
 
 
@@ -202,31 +203,29 @@ def _load_all(rank: int, folder: Path, options: argparse.Namespace, scenario: Sc
         order.shuffle(names)
         for name in names:
             for cache in _CACHES:
-                seconds, read = _sample(rank, folder, state, name, cache)
+                figures = _sample(rank, folder, state, name, cache)
                 state.check(name)
-                samples.append(Sample(scenario.name, cache, name, repeat, seconds, read))
+                samples.append(Sample(scenario.name, cache, name, repeat, *figures))
     if rank == 0:
         kept = [asdict(sample) for sample in samples if sample.repeat >= 0]
         Path(folder, "samples.json").write_text(json.dumps(kept))
 
 
-def _sample(rank: int, folder: Path, state: State, name: str, cache: str) -> tuple[float, int]:
-    """(seconds of the slowest rank, bytes read by all) of one load."""
+def _sample(rank: int, folder: Path, state: State, name: str, cache: str) -> tuple[float, float, int]:
+    """(seconds of the slowest rank, CPU seconds of all, bytes read by all) of one load."""
     state.poison()
     gc.collect()
     if rank == 0:
         (disk.forget if cache == "cold" else disk.warm)(folder / name)
     dist.barrier()
-    before = _read_so_far()
+    before, cpu = _read_so_far(), time.process_time()
     start = time.perf_counter()
     LOADERS[name](folder, state)
-    spent = time.perf_counter() - start
-    read = _read_so_far() - before
-    slowest = torch.tensor([spent], dtype=torch.float64)
-    total = torch.tensor([read])
+    slowest = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    total = torch.tensor([time.process_time() - cpu, _read_so_far() - before], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     dist.all_reduce(total)
-    return float(slowest), int(total)
+    return float(slowest), float(total[0]), int(total[1])
 
 
 def _read_so_far() -> int:
@@ -239,12 +238,13 @@ def _read_so_far() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Medians of one library in one row; ratios are medians of the ratios within a repeat."""
+    """Medians of one library in one row; `times_ours` is the median of the ratios within a repeat."""
 
     scenario: str
     cache: str
     name: str
     seconds: float
+    cpu_seconds: float
     read_bytes: int
     times_ours: float
     of_needed: float
@@ -263,6 +263,7 @@ def lines_of(samples: Sequence[Sample], state_bytes: int) -> Iterator[Line]:
             cache,
             name,
             statistics.median(sample.seconds for sample in found.values()),
+            statistics.median(sample.cpu_seconds for sample in found.values()),
             read,
             statistics.median(sample.seconds / ours[repeat].seconds for repeat, sample in found.items()),
             read / state_bytes,
@@ -276,10 +277,10 @@ def _place(row: tuple[str, str, str]) -> tuple[int, int, int]:
 
 def table(lines: Sequence[Line]) -> str:
     """For people."""
-    text = [f"{'':34}{'median s':>10}{'time / ours':>13}{'read, GiB':>11}{'read / needed':>15}"]
+    text = [f"{'':34}{'median s':>10}{'time / ours':>13}{'CPU s':>8}{'read, GiB':>11}{'read / needed':>15}"]
     text += [
         f"{line.scenario + ', ' + line.cache:<24}{line.name:<10}{line.seconds:>10.3f}"
-        f"{line.times_ours:>13.2f}{line.read_bytes / _GIB:>11.2f}{line.of_needed:>15.2f}"
+        f"{line.times_ours:>13.2f}{line.cpu_seconds:>8.2f}{line.read_bytes / _GIB:>11.2f}{line.of_needed:>15.2f}"
         for line in lines
     ]
     return "\n".join(text)

@@ -292,31 +292,41 @@ class Run(RunResume):
     def _open_session(
         self, resumed_from: Checkpoint | None, *, rewound: bool, exclusive: bool = False
     ) -> Session:
-        self._tier.check_marker()
         ranks = self._ranks
-        number = self._count_session()
-        key = f"{ranks.key}/{number}" if ranks.world_size > 1 else ""
-        if ranks.leads:
-            epoch = self._open_epoch(resumed_from, key, rewound=rewound, exclusive=exclusive)
-        else:
-            epoch = self._opened_epoch(key)
+        try:
+            self._tier.check_marker()
+            if ranks.leads:
+                number = self._count_session()
+                key = f"{ranks.key}/{number}" if ranks.world_size > 1 else ""
+                epoch = self._open_epoch(resumed_from, key, rewound=rewound, exclusive=exclusive)
+            else:
+                epoch = self._opened_epoch(ranks)
+        except CkptstoreError:
+            self._came_late = not ranks.leads
+            raise
         base: Contents | None = None if resumed_from is None else resumed_from.contents
         self._session = Session(self._tier, epoch, base)
         self._resume_point = resumed_from
         return self._session
 
     def _count_session(self) -> int:
-        """How many sessions these ranks have opened: equal on all, so that each finds rank 0's."""
+        """How many sessions these ranks have opened: rank 0's count, which the others follow."""
+        self._opened = self._opened_before() + 1
+        return self._opened
+
+    def _opened_before(self) -> int:
         if self._opened_by is not self._ranks:
             self._opened_by, self._opened = self._ranks, 0
-        self._opened += 1
         return self._opened
+
+    def _is_used(self, key: str) -> bool:
+        return runs.wait_for_epoch(self._tier, self.name, key.__eq__, lambda: False) is not None
 
     def _open_epoch(
         self, resumed_from: Checkpoint | None, key: str, *, rewound: bool, exclusive: bool
     ) -> EpochDoc:
         try:
-            if key and runs.wait_for_epoch(self._tier, self.name, key, lambda: False) is not None:
+            if key and self._is_used(key):
                 raise UsageError(
                     f"session_key={self._ranks.key!r} was used before in run {self.name!r}",
                     hint="it must be new at each start, and the same on all ranks: add the restart count",
@@ -335,28 +345,35 @@ class Run(RunResume):
                     TierWords(self._tier, self.key, key).put("session", 0, error.message.encode()[:2000])
             raise
 
-    def _opened_epoch(self, key: str) -> EpochDoc:
-        """The session that rank 0 has opened; the document is how the others learn of it."""
-        words = TierWords(self._tier, self.key, key)
+    def _opened_epoch(self, ranks: Ranks) -> EpochDoc:
+        """The session that rank 0 has opened; the document is how the others learn of it.
+
+        One that it opened after we had given up is it, too, and so is one after a try that we missed.
+        """
+        before = self._opened_before()
+        words = TierWords(self._tier, self.key, f"{ranks.key}/{before + 1}")
         seconds = self._options.deadline_seconds
-        backoff = Backoff(self._tier.environment, seconds, self._ranks.world_size)
+        backoff = Backoff(self._tier.environment, seconds, ranks.world_size)
         failed: list[bytes] = []
+
+        def number_of(key: str) -> int:
+            start, _, number = key.rpartition("/")
+            return int(number) if start == ranks.key and number.isdecimal() else 0
 
         def wait() -> bool:
             word = words.get("session", 0)
             failed.extend([word] if word is not None else [])
             return word is None and backoff.pause()
 
-        epoch = runs.wait_for_epoch(self._tier, self.name, key, wait)
+        epoch = runs.wait_for_epoch(self._tier, self.name, lambda key: number_of(key) > before, wait)
         if epoch is not None:
+            self._opened = number_of(epoch.session_key)
             return epoch
         if failed:
+            self._count_session()
             raise SaveFailedError(
                 f"rank 0 could not open a session of run {self.name!r}: {failed[0].decode(errors='replace')}"
             )
-        # When it does after all, that is the session that we join.
-        self._opened -= 1
-        self._came_late = True
         raise DeadlineError(
             f"run {self.name!r}: rank 0 opened no session in {seconds:g} s",
             hint=f"every rank must make the same calls and see the same store: does rank 0 write to "

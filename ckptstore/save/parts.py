@@ -139,6 +139,11 @@ def encode_part(part: Part, *, with_layout: bool = True) -> bytes:
     return seal("part", body)
 
 
+def error_of(data: bytes, what: str) -> str | None:
+    """Why a rank has no part, of its document, without the rest of it; raises DocumentError."""
+    return Fields(unseal(data, "part", what=what)[1], what).optional("error", str)
+
+
 def decode_part(data: bytes, what: str, known: Known | None = None) -> Part:
     """Reads it back; raises DocumentError, FormatTooNewError.
 

@@ -35,7 +35,7 @@ from ckptstore.save.merge import Merger
 from ckptstore.save.parts import COMPARED, LEFT, WRITTEN, Part, Start
 from ckptstore.save.phases import Phases
 from ckptstore.save.reuse import Remembered, Reusable, ReuseIndex
-from ckptstore.save.room import Room, reasons_of
+from ckptstore.save.room import ENDED, Room, reasons_of
 from ckptstore.save.saver import Reporter, fence
 from ckptstore.save.session import Session
 from ckptstore.save.tables import TableWriter
@@ -85,6 +85,7 @@ class RankedSaver:
         self._warned = False
         self._decided: Room | None = None  # of the last commit, to be cleared (rank 0)
         self._steps: dict[int, int] = {}  # of this rank's own calls, by number
+        self._ended: Attempt | None = None  # which others have given up
 
     # --- one save -----------------------------------------------------------------------------
 
@@ -134,6 +135,8 @@ class RankedSaver:
         # Not all may have heard who writes what: it is said once more.
         self._unsaid = self._unsaid or self._agreement
         reason = error.message if isinstance(error, CkptstoreError) else f"{type(error).__name__}: {error}"
+        if attempt == self._ended:
+            reason = ENDED  # each would only repeat all others
         try:
             part = Part.failed(self._ranks.rank, attempt.step, attempt.number, reason[:2000])
             Room(self._tier, attempt).say_part(part)
@@ -280,7 +283,7 @@ class RankedSaver:
                 raise self._missing(attempt, missing, "finish")
 
     def _raise_failed(self, room: Room, attempt: Attempt) -> None:
-        reasons = reasons_of(room.parts.values())
+        reasons = reasons_of({rank: part.error for rank, part in room.parts.items()})
         if reasons:
             raise SaveFailedError(f"{self._name(attempt)} failed: {reasons}", hint=_UNTOUCHED)
 
@@ -411,6 +414,7 @@ class RankedSaver:
     def _raise_ended(self, room: Room, attempt: Attempt) -> CommitRecord | None:
         found = commits.read_commit(self._tier, self.session.run_key, str(attempt))
         if isinstance(found, CommitEnd):
+            self._ended = attempt
             if found.reason == SessionSupersededError.kind:
                 self.session.check_current()  # raises, and says by whom
             reason = room.reasons() or _REASONS.get(found.reason, found.reason)

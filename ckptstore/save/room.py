@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ckptstore.errors import CkptstoreError, DocumentError, ObjectExistsError, ObjectNotFoundError
 from ckptstore.model.documents import Fields, seal, unseal
@@ -12,13 +12,24 @@ from ckptstore.model.layout import Layout
 from ckptstore.pool import Pool, default_threads
 from ckptstore.save.agree import Agreement
 from ckptstore.save.known import Known
-from ckptstore.save.parts import Part, Start, decode_part, decode_start, encode_part, encode_start
+from ckptstore.save.parts import (
+    Part,
+    Start,
+    decode_part,
+    decode_start,
+    encode_part,
+    encode_start,
+    error_of,
+)
 from ckptstore.tier import layout
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
 _MAX_PLAN_BYTES = 1 << 30
+ENDED = "others had given it up"
+"""Why a rank has no part of an attempt that it found ended."""
+
 _ALONE = 4
 """From more documents than this on, several threads read them."""
 
@@ -147,15 +158,24 @@ class Room:
             log.info("the parts of %s stay for gc to reap: %s", self._attempt, error.message)
 
     def reasons(self) -> str:
-        """Why ranks could not do their part, as far as they could say."""
+        """Why ranks could not do their part, as far as they could say.
+
+        Only rank 0 can read parts whole, for they rest on what others have told it before.
+        """
+        errors: dict[int, str | None] = {}
         try:
-            self.look()
+            for info in self._tier.listing(layout.part_prefix(self._name)):
+                name = layout.stem(info.key)
+                data = self._tier.read(info.key) if name.isascii() and name.isdigit() else None
+                if data is not None:
+                    errors[int(name)] = error_of(data, info.key)
         except CkptstoreError as error:
             log.warning("the parts of %s cannot be read: %s", self._attempt, error.message)
-        return reasons_of(self.parts.values())
+        return reasons_of(errors)
 
 
-def reasons_of(parts: Iterable[Part]) -> str:
-    """``rank 2: ...; rank 5: ...`` of the parts that failed."""
-    failed = sorted((part.rank, part.error) for part in parts if part.error is not None)
+def reasons_of(errors: Mapping[int, str | None]) -> str:
+    """``rank 2: ...; rank 5: ...``, of those that failed by themselves if there are any."""
+    failed = sorted((rank, error) for rank, error in errors.items() if error is not None)
+    failed = [(rank, error) for rank, error in failed if error != ENDED] or failed
     return "; ".join(f"rank {rank}: {error}" for rank, error in failed)

@@ -125,8 +125,10 @@ def open_epoch(
     )
 
 
-def wait_for_epoch(tier: Tier, run: str, session_key: str, wait: Callable[[], bool]) -> EpochDoc | None:
-    """The session that carries `session_key`, opened by another rank; None when `wait` gives up.
+def wait_for_epoch(
+    tier: Tier, run: str, is_it: Callable[[str], bool], wait: Callable[[], bool]
+) -> EpochDoc | None:
+    """The newest session whose session key `is_it`, opened by another rank; None when `wait` gives up.
 
     Args:
         wait: pauses a little; False when it has been long enough.
@@ -143,7 +145,7 @@ def wait_for_epoch(tier: Tier, run: str, session_key: str, wait: Callable[[], bo
             except DocumentError as error:
                 log.warning("epoch %d cannot be read: %s", number, error.message)
                 continue
-            if epoch is not None and epoch.session_key == session_key:
+            if epoch is not None and is_it(epoch.session_key):
                 return epoch
         if not wait():
             return None

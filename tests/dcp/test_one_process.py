@@ -50,7 +50,7 @@ def test_what_dcp_saves_run_loads(run):
     dcp.save(state, storage_writer=StoreWriter(run), checkpoint_id="r@500")
     checkpoint = run.latest
     assert checkpoint.step == 500
-    assert checkpoint.record.state_info["checkpoint_id"] == "r@500"
+    assert checkpoint.record.state_info["dcp_checkpoint_id"] == "r@500"
     loaded = checkpoint.load()
     assert same(state, loaded)
     target = blank(state)

@@ -9,31 +9,25 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptstore.errors import CkptstoreError, SaveFailedError, SessionSupersededError, UsageError
-from ckptstore.load.saved import Saved as SavedLeaf
-from ckptstore.model import unpack
 from ckptstore.model.ids import Attempt
-from ckptstore.pool import Pool, default_threads
 from ckptstore.ranks import DEADLINE_SECONDS, Backoff, in_torch_distributed
-from ckptstore.save.commit import Assembly, Saved, SaveRequest, commit
-from ckptstore.save.flatten import FlatState
-from ckptstore.save.merge import Merger
-from ckptstore.save.parts import WRITTEN, Part, decode_part, encode_part
+from ckptstore.save.commit import Saved, SaveRequest, commit
+from ckptstore.save.parts import Part, encode_part
 from ckptstore.save.phases import Phases
 from ckptstore.save.reuse import ReuseIndex
 from ckptstore.save.session import Session
 from ckptstore.save.tables import TableWriter
-from ckptstore.save.write import Writer
-from ckptstore.torch.dcp import attempts, sessions, trees
+from ckptstore.torch.dcp import attempts, sessions
 from ckptstore.torch.dcp.attempts import Lead
 from ckptstore.torch.dcp.ids import CheckpointId, step_of, text_of
 from ckptstore.torch.dcp.items import Collector
+from ckptstore.torch.dcp.parts import assembled, carried, write_part
 
 if TYPE_CHECKING:
     from ckptstore.run import Run
@@ -210,7 +204,7 @@ class StoreWriter(StorageWriter):
             flat = Collector(plan, planner, allow_pickle=self._allow_pickle).collect(
                 self.run._tier.marker.chunk_bytes
             )
-            part = self._write(save, flat, index)
+            part = write_part(self.run._tier, _begun(save), save.rank, flat, index)
             if not save.use_collectives:
                 attempts.say_part(self.run._tier, _begun(save), part)
         except BaseException as error:
@@ -237,9 +231,7 @@ class StoreWriter(StorageWriter):
             return
         try:
             if save.use_collectives:
-                parts = [
-                    decode_part(_carried(result), f"the part of rank {i}") for i, result in enumerate(results)
-                ]
+                parts = [carried(result) for result in results]
             else:
                 parts = attempts.all_parts(tier, attempt, self._ranks_in_all(), self._patience())
             save.phases.end("parts")
@@ -298,45 +290,21 @@ class StoreWriter(StorageWriter):
         self._last = (save.session, save.attempt)
         return index
 
-    def _write(self, save: _Save, flat: FlatState, index: ReuseIndex) -> Part:
-        tier, attempt = self.run._tier, _begun(save)
-        with Pool(default_threads(tier.backend.capabilities.concurrency), name="ckptstore-save") as pool:
-            writer = Writer(tier.backend, pool, index, str(attempt), save.rank, flat.layout)
-            writer.write(flat.sources)
-        tier.backend.sync()
-        keys = writer.key_list()
-        locations = writer.locations(keys)
-        return Part(
-            rank=save.rank,
-            step=attempt.step,
-            counter=attempt.number,
-            error=None,
-            layout=flat.layout,
-            state=np.full(len(flat.layout.chunks), WRITTEN, np.uint8),
-            digests=writer.digests,
-            objects=locations.object,
-            offsets=locations.offset,
-            keys=keys,
-            tree=flat.tree,
-            components=flat.components,
-        )
-
     def _commit(self, save: _Save, metadata: Metadata, parts: list[Part]) -> Saved:
         tier, attempt, lead = self.run._tier, _begun(save), save.lead
         assert lead is not None
         what = f"save of run {self.run.name!r} step {save.step}"
-        others = [part.rank for part in parts if (part.step, part.counter) != (attempt.step, attempt.number)]
-        if others:
-            raise SaveFailedError(f"{what}: ranks {others} have written another save")
         # With collectives DCP has one rank write each replica; without, all do, and one of them is kept.
         replicas = "strict" if save.use_collectives else "warn"
-        assembly, notes = Merger().merge(parts, what, replicas=replicas)
-        assembly = _nested(assembly, metadata, what)
+        assembly, notes = assembled(parts, attempt, metadata, what, replicas)
         base = save.session.base
         request = SaveRequest(
             step=save.step,
             parents=() if base is None else (base.record.checkpoint,),
-            state_info={"checkpoint_id": save.checkpoint_id, **({"replicas": notes[:100]} if notes else {})},
+            state_info={
+                "dcp_checkpoint_id": save.checkpoint_id,
+                **({"replicas": notes[:100]} if notes else {}),
+            },
         )
         tables = TableWriter(tier.backend, lead.index, str(attempt), save.rank, assembly.layout.chunk_bytes)
         return commit(
@@ -360,21 +328,3 @@ def _begun(save: _Save) -> Attempt:
     if save.attempt is None:
         raise UsageError("the save was not announced: DCP calls prepare_global_plan before any rank writes")
     return save.attempt
-
-
-def _carried(results: list[WriteResult]) -> bytes:
-    for result in results:
-        if isinstance(result.storage_data, bytes):
-            return result.storage_data
-    raise SaveFailedError("a rank has sent no part", hint="every rank must save with a StoreWriter")
-
-
-def _nested(assembly: Assembly, metadata: Metadata, what: str) -> Assembly:
-    """The assembly with its tree as the state was, once all that was planned is there."""
-    flat = unpack.decode(assembly.tree, SavedLeaf, f"the tree of {what}")
-    missing = sorted(name for name in metadata.state_dict_metadata if name not in flat)
-    if missing:
-        raise SaveFailedError(f"{what}: no rank has written {', '.join(missing[:8])}")
-    planned = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-    order = [*planned, *metadata.state_dict_metadata]
-    return dataclasses.replace(assembly, tree=trees.pack(trees.nest(flat, order)))
