@@ -200,13 +200,13 @@ class Census:
         table = Layout.decode(self._table(ref, f"the layout of {what}"))
         with self._lock:
             codes = [
-                self._component_codes.setdefault(t.component, len(self._component_codes))
-                for t in table.tensors
+                self._component_codes.setdefault(component, len(self._component_codes))
+                for component in table.heads.components
             ]
             owners = np.array(codes, np.int64)[table.chunks.tensor] if codes else np.zeros(0, np.int64)
             return self._layouts.setdefault(ref.digest, owners)
 
-    def _table(self, ref: TableRef, what: str) -> bytes:
+    def _table(self, ref: TableRef, what: str) -> bytes | memoryview:
         return read_table(self._tier, ref, what)
 
     # --- one numbering of all objects -----------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptstore.model import cuts
 from ckptstore.model.boxes import Box, cut
 from ckptstore.tier.contents import Contents
 
@@ -100,7 +101,7 @@ def _uses(contents: Contents, want: Want) -> Iterator[Use]:
             return
     held = boxes.of_tensor(want.tensor)
     wanted = np.array(want.box.offsets, np.int64)
-    meets = ((held.offsets < wanted + want.box.sizes) & (held.offsets + held.sizes > wanted)).all(axis=1)
+    meets = cuts.every((held.offsets < wanted + want.box.sizes) & (held.offsets + held.sizes > wanted))
     counts = layout.box_chunks[start:end]
     first_rows = first + np.cumsum(counts) - counts
     cell = layout.cell(want.tensor)

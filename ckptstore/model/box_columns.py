@@ -62,7 +62,7 @@ class BoxGroup:
     Attributes:
         rows: int64, (n,): which boxes of the layout these are.
         owner: int64, (n,): the tensor of each.
-        offsets, sizes, shapes, cells: int64, (n, ndim); the last two of each box's tensor.
+        offsets, sizes, shapes, shifts: int64, (n, ndim); the last two of each box's tensor.
     """
 
     rows: Int64s
@@ -70,7 +70,7 @@ class BoxGroup:
     offsets: Int64s
     sizes: Int64s
     shapes: Int64s
-    cells: Int64s
+    shifts: Int64s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,26 +117,22 @@ class BoxColumns:
 
     def by_ndim(self, heads: Heads) -> Iterator[BoxGroup]:
         """All boxes, in groups of one number of dimensions."""
-        owner = self.owner
-        kinds = np.unique(self.ndim[self.counts > 0]).tolist()
-        if len(kinds) == 1:
-            shape = (len(owner), kinds[0])
-            yield self._group(
-                heads, np.arange(len(owner)), owner, self.offsets.reshape(shape), self.sizes.reshape(shape)
+        for ndim in np.unique(self.ndim[self.counts > 0]).tolist():
+            here = self.ndim == ndim
+            tensors = np.flatnonzero(here)
+            counts = self.counts[tensors]
+            entries = slice(None) if here.all() else np.repeat(here, self.counts * self.ndim)
+            shapes, shifts = (
+                heads.rows(flat, tensors, ndim) for flat in (heads.flat_shapes, heads.flat_shifts)
             )
-            return
-        ndim = self.ndim[owner]
-        at = np.cumsum(ndim) - ndim
-        for kind in kinds:
-            rows = np.flatnonzero(ndim == kind)
-            entries = at[rows][:, None] + np.arange(kind)
-            yield self._group(heads, rows, owner[rows], self.offsets[entries], self.sizes[entries])
-
-    @staticmethod
-    def _group(heads: Heads, rows: Int64s, owner: Int64s, offsets: Int64s, sizes: Int64s) -> BoxGroup:
-        ndim = offsets.shape[1]
-        shapes = heads.of_boxes(heads.flat_shapes, owner, ndim)
-        return BoxGroup(rows, owner, offsets, sizes, shapes, heads.of_boxes(heads.flat_cells, owner, ndim))
+            yield BoxGroup(
+                np.flatnonzero(np.repeat(here, self.counts)),
+                np.repeat(tensors, counts),
+                self.offsets[entries].reshape(int(counts.sum()), ndim),
+                self.sizes[entries].reshape(int(counts.sum()), ndim),
+                np.repeat(shapes, counts, axis=0),
+                np.repeat(shifts, counts, axis=0),
+            )
 
     def of_tensor(self, index: int) -> BoxRows:
         """The boxes of one tensor."""

@@ -1,15 +1,22 @@
 """The arithmetic of :mod:`ckptstore.model.boxes` on columns: millions of boxes without an object for each.
 
 Boxes are rows of two int64 arrays, offsets and sizes, both (n, ndim), non-negative and inside of their
-tensors; `cells` and `shapes` have the cell and the shape of each row's tensor.
+tensors; `shapes` and `shifts` have the shape and the cell of each row's tensor. A cell is a power of two of
+elements in every dimension that the grid cuts, so it is given by its exponent, and divided by shifting.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+UNCUT = 63
+"""The shift of a dimension that the grid does not cut."""
 
 
 def spread(counts: Int64s) -> Int64s:
@@ -26,42 +33,56 @@ def starts(counts: Int64s) -> Int64s:
     return out
 
 
-def lines(offsets: Int64s, sizes: Int64s, cells: Int64s) -> tuple[Int64s, Int64s]:
+def every(columns: Bools) -> Bools:
+    """bool, (n,): true in all columns; numpy's ``all(axis=1)`` is slow where there are few."""
+    out = np.ones(len(columns), bool)
+    for column in columns.T:
+        out &= column
+    return out
+
+
+def product(columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(n,): the product of all columns."""
+    out = np.ones(len(columns), columns.dtype)
+    for column in columns.T:
+        out *= column
+    return out
+
+
+def lines(offsets: Int64s, sizes: Int64s, shifts: Int64s) -> tuple[Int64s, Int64s]:
     """Per row and dimension: the first cell that a box meets, and how many it meets; 0 where it is empty."""
-    cells = np.maximum(cells, 1)
-    first = offsets // cells
-    met = (offsets + sizes - 1) // cells - first + 1
+    first = offsets >> shifts
+    met = ((offsets + sizes - 1) >> shifts) - first + 1
     met[sizes == 0] = 0
     return first, met
 
 
-def pieces(offsets: Int64s, sizes: Int64s, cells: Int64s, most: int) -> Int64s:
+def pieces(offsets: Int64s, sizes: Int64s, shifts: Int64s, most: int) -> Int64s:
     """int64, (n,): into how many pieces each box is cut.
 
     Raises:
         OverflowError: into more than `most` all together.
     """
-    met = lines(offsets, sizes, cells)[1]
+    met = lines(offsets, sizes, shifts)[1]
     # In floating point first: hostile sizes have products beyond 64 bits.
-    if len(met) and float(met.astype(np.float64).prod(axis=1).sum()) > most:
+    if len(met) and float(product(met.astype(np.float64)).sum()) > most:
         raise OverflowError(f"more than {most} chunks")
-    found: Int64s = met.prod(axis=1)
-    return found
+    return product(met)
 
 
-def piece_numels(offsets: Int64s, sizes: Int64s, cells: Int64s, counts: Int64s) -> Int64s:
+def piece_numels(offsets: Int64s, sizes: Int64s, shifts: Int64s, counts: Int64s) -> Int64s:
     """int64, (sum of counts,): elements of the pieces of all boxes, in table order.
 
     Args:
         counts: of :func:`pieces`.
     """
-    whole = sizes.prod(axis=1)  # right for a box in one piece; the others follow
+    whole = product(sizes)  # right for a box in one piece; the others follow
     out = np.repeat(whole, counts)
     many = counts > 1
     if not many.any():
         return out
-    offsets, sizes, cells = offsets[many], sizes[many], cells[many]
-    first, met = lines(offsets, sizes, cells)
+    offsets, sizes, shifts = offsets[many], sizes[many], shifts[many]
+    first, met = lines(offsets, sizes, shifts)
     count = counts[many]
     left = spread(count)
     numels = np.ones(len(left), np.int64)
@@ -69,13 +90,11 @@ def piece_numels(offsets: Int64s, sizes: Int64s, cells: Int64s, counts: Int64s) 
         met_here = np.repeat(met[:, dim], count)
         at = left % met_here
         left //= met_here
-        line = (np.repeat(first[:, dim], count) + at) * np.repeat(cells[:, dim], count)
-        begin = np.where(at == 0, np.repeat(offsets[:, dim], count), line)
-        end = np.where(
-            at == met_here - 1,
-            np.repeat(offsets[:, dim] + sizes[:, dim], count),
-            line + np.repeat(cells[:, dim], count),
-        )
+        shift = np.repeat(shifts[:, dim], count)
+        cell = np.repeat(first[:, dim], count) + at
+        begin = np.where(at == 0, np.repeat(offsets[:, dim], count), cell << shift)
+        is_last = at == met_here - 1
+        end = np.where(is_last, np.repeat(offsets[:, dim] + sizes[:, dim], count), (cell + 1) << shift)
         numels *= end - begin
     out[np.repeat(many, counts)] = numels
     return out
@@ -90,7 +109,7 @@ def tiles(owner: Int64s, offsets: Int64s, sizes: Int64s, shapes: Int64s) -> Int6
     Args:
         owner: tensor of each row, ascending.
     """
-    present = (sizes != 0).all(axis=1)
+    present = every(sizes != 0)
     if not present.all():
         owner, offsets, sizes, shapes = owner[present], offsets[present], sizes[present], shapes[present]
     bad = _broken(owner, offsets, sizes, shapes)
@@ -120,7 +139,7 @@ def _broken(owner: Int64s, offsets: Int64s, sizes: Int64s, shapes: Int64s) -> In
     is_last[:-1] = owner[1:] != owner[:-1]
     is_first = np.ones(count, bool)
     is_first[1:] = is_last[:-1]
-    good = ~is_last | at_end.all(axis=1)
+    good = ~is_last | every(at_end)
     good[:-1] &= is_last[:-1] | follows
-    good &= ~is_first | (offsets == 0).all(axis=1)
+    good &= ~is_first | every(offsets == 0)
     return np.unique(owner[~good])

@@ -10,12 +10,11 @@ import functools
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from ckptstore.model import cuts
 from ckptstore.model.boxes import Shape, cell_shape
+from ckptstore.model.cuts import Int64s
 from ckptstore.model.dtypes import DType
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +57,23 @@ class Heads:
         return np.array([n for shape in self.shapes for n in shape], np.int64)
 
     @functools.cached_property
-    def flat_cells(self) -> Int64s:
-        """int64: the grid's cells end to end; the shape itself where the grid has no line in a tensor."""
-        cells: list[int] = []
+    def flat_shifts(self) -> Int64s:
+        """int64: the cells end to end, as powers of two; UNCUT where the grid has no line in a tensor."""
+        shifts: list[int] = []
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
             # The cell of what takes at most half a chunk holds all of it.
-            is_small = 2 * math.prod(shape) * dtype.itemsize <= self.chunk_bytes
-            cells += shape if is_small else cell_shape(shape, dtype.itemsize, self.chunk_bytes)
-        return np.array(cells, np.int64)
+            if 2 * math.prod(shape) * dtype.itemsize <= self.chunk_bytes:
+                shifts += [cuts.UNCUT] * len(shape)
+                continue
+            cell = cell_shape(shape, dtype.itemsize, self.chunk_bytes)
+            shifts += [
+                cuts.UNCUT if step >= extent else step.bit_length() - 1
+                for step, extent in zip(cell, shape, strict=True)
+            ]
+        return np.array(shifts, np.int64)
 
-    @functools.cached_property
-    def first_dim(self) -> Int64s:
-        """int64, (tensors,): where a tensor's entries begin in `flat_shapes` and `flat_cells`."""
-        return np.cumsum(self.ndim) - self.ndim
-
-    def of_boxes(self, flat: Int64s, owner: Int64s, ndim: int) -> Int64s:
-        """int64, (boxes, ndim): the entries of `flat_shapes` or `flat_cells` for each box's tensor."""
-        entries: Int64s = flat[self.first_dim[owner][:, None] + np.arange(ndim)]
+    def rows(self, flat: Int64s, tensors: Int64s, ndim: int) -> Int64s:
+        """int64, (n, ndim): the entries of `flat_shapes` or `flat_shifts` of these tensors, all of `ndim`."""
+        first = np.cumsum(self.ndim) - self.ndim
+        entries: Int64s = flat[first[tensors][:, None] + np.arange(ndim)]
         return entries

@@ -44,12 +44,13 @@ def sort_columns(
     ]
 
 
-def argsort(order: Sequence[Words]) -> Int64s:
-    """The permutation that sorts by :func:`sort_columns`."""
+def argsort(order: Sequence[Words]) -> tuple[Int64s, Bools]:
+    """The permutation that sorts by :func:`sort_columns`, and which rows of it repeat the one before."""
     pack, first = order[:2]
     found = np.lexsort((first, pack))
+    repeats = np.zeros(len(found), bool)
     if len(found) < 2:
-        return found
+        return found, repeats
     # Digests hardly ever agree in 64 bits: the other columns are looked at where they do.
     tied = (first[found[1:]] == first[found[:-1]]) & (pack[found[1:]] == pack[found[:-1]])
     if tied.any():
@@ -58,7 +59,10 @@ def argsort(order: Sequence[Words]) -> Int64s:
         in_tie[:-1] |= tied
         rows = found[in_tie]
         found[in_tie] = rows[np.lexsort([column[rows] for column in reversed(order)])]
-    return found
+        at = np.flatnonzero(in_tie[1:] & in_tie[:-1]) + 1
+        here, before = found[at], found[at - 1]
+        repeats[at] = np.logical_and.reduce([column[here] == column[before] for column in order])
+    return found, repeats
 
 
 def is_ascending(order: Sequence[Words]) -> bool:

@@ -134,6 +134,14 @@ class Layout:
         """Of its table: layouts are equal when it is."""
         return digest_of(self.encode())
 
+    def has_digest(self, digest: Digest) -> bool:
+        """Whether this is known to be its digest: nothing is encoded to find out."""
+        return self.__dict__.get("digest") == digest
+
+    def keep_digest(self, digest: Digest) -> None:
+        """Tells its digest, where it has been found on the way."""
+        self.__dict__["digest"] = digest
+
     @functools.cached_property
     def by_name(self) -> Mapping[str, int]:
         """Name or alias -> tensor index."""
@@ -156,10 +164,15 @@ class Layout:
         """int64, (boxes,): into how many chunks each box is cut."""
         return self._count(MAX_CHUNKS)
 
+    @functools.cached_property
+    def chunk_count(self) -> int:
+        """How many chunks there are: rows of the tables."""
+        return int(self.box_chunks.sum())
+
     def _count(self, most: int) -> Int64s:
         counts = np.zeros(len(self.box_columns), np.int64)
         for group in self.box_columns.by_ndim(self.heads):
-            counts[group.rows] = cuts.pieces(group.offsets, group.sizes, group.cells, most)
+            counts[group.rows] = cuts.pieces(group.offsets, group.sizes, group.shifts, most)
         if counts.sum() > most:
             raise OverflowError(f"more than {most} chunks")
         return counts
@@ -175,7 +188,7 @@ class Layout:
         groups = list(boxes.by_ndim(heads))
         for group in groups:
             own = counts[group.rows]
-            numels = cuts.piece_numels(group.offsets, group.sizes, group.cells, own)
+            numels = cuts.piece_numels(group.offsets, group.sizes, group.shifts, own)
             if len(groups) == 1:
                 nbytes *= numels
             else:
@@ -227,7 +240,7 @@ class Layout:
 
     @classmethod
     def decode(
-        cls, data: bytes, max_chunks: int = MAX_CHUNKS, seen: dict[bytes, Heads] | None = None
+        cls, data: bytes | memoryview, max_chunks: int = MAX_CHUNKS, seen: dict[bytes, Heads] | None = None
     ) -> Layout:
         """Reads the table back.
 
@@ -349,9 +362,9 @@ def _boxes(table: Mapping[str, columns.Column], heads: Heads) -> BoxColumns:
         raise DocumentError(f"{what}: negative size")
     boxes = BoxColumns(counts, heads.ndim, offsets, sizes)
     for group in boxes.by_ndim(heads):
-        outside = (group.sizes > group.shapes - group.offsets).any(axis=1)
-        if outside.any():
-            name = heads.names[int(group.owner[int(outside.argmax())])]
+        inside = cuts.every(group.sizes <= group.shapes - group.offsets)
+        if not inside.all():
+            name = heads.names[int(group.owner[int(inside.argmin())])]
             raise DocumentError(f"{what}: a box is outside of {name[:60]!r}")
     return boxes
 

@@ -85,7 +85,7 @@ def encode_digests(digests: Sequence[bytes]) -> bytes:
     return columns.encode_columns({"digest": raw})
 
 
-def decode_digests(data: bytes, count: int) -> Digests:
+def decode_digests(data: bytes | memoryview, count: int) -> Digests:
     """The digests back.
 
     Raises:
@@ -147,9 +147,10 @@ class KeyList:
         """
         attempts = tuple(sorted({attempt for own in lists for attempt in own.attempts}))
         number = {attempt: i for i, attempt in enumerate(attempts)}
-        renumbered = [
-            np.array([number[name] for name in own.attempts], np.int64)[own.attempt] for own in lists
-        ]
+        renumbering = {
+            own: np.array([number[name] for name in own], np.int64) for own in {own.attempts for own in lists}
+        }
+        renumbered = [renumbering[own.attempts][own.attempt] for own in lists]
         whole = cls(
             np.concatenate([own.digests for own in lists]),
             np.concatenate([own.is_pack for own in lists]),
@@ -160,9 +161,8 @@ class KeyList:
         )
         rows = np.arange(len(whole)) if needed is None else np.flatnonzero(needed)
         order = whole._take(rows)._order
-        sorting = key_order.argsort(order)
-        is_first = np.ones(len(sorting), bool)
-        is_first[1:] = np.logical_or.reduce([column[sorting[1:]] != column[sorting[:-1]] for column in order])
+        sorting, repeats = key_order.argsort(order)
+        is_first = ~repeats
         row_of = np.full(len(whole), -1, np.int64)
         row_of[rows[sorting]] = np.cumsum(is_first) - 1
         return whole._take(rows[sorting[is_first]])._without_spare_attempts(), row_of
@@ -229,7 +229,7 @@ class KeyList:
         )
 
     @classmethod
-    def decode(cls, data: bytes) -> KeyList:
+    def decode(cls, data: bytes | memoryview) -> KeyList:
         """Reads the table back.
 
         Raises:
@@ -291,7 +291,7 @@ class Locations:
         )
 
     @classmethod
-    def decode(cls, data: bytes, nbytes: Int64s, keys: KeyList) -> Locations:
+    def decode(cls, data: bytes | memoryview, nbytes: Int64s, keys: KeyList) -> Locations:
         """Reads the table back and checks it against the layout's sizes and the key list.
 
         Raises:
@@ -299,8 +299,8 @@ class Locations:
         """
         what = "location table"
         table = columns.decode_columns(data, _LOCATION_COLUMNS, what)
-        rows = {name: table[name].astype(np.int64) for name in ("object", "offset", "length")}
-        codec = table["codec"].astype(np.uint8)
+        rows = {name: table[name].astype(np.int64, copy=False) for name in ("object", "offset", "length")}
+        codec = table["codec"]
         if codec.size != nbytes.size or any(rows[name].size != nbytes.size for name in rows):
             raise DocumentError(f"{what} has {len(codec)} rows, the layout has {len(nbytes)} chunks")
         if len(nbytes):

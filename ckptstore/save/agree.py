@@ -66,7 +66,7 @@ class Agreement:
         layout = joined.layout
         counts = layout.box_chunks
         nbytes = _box_bytes(layout)
-        writers = np.full(int(counts.sum()), -1, np.int32)
+        writers = np.full(layout.chunk_count, -1, np.int32)
         held = np.flatnonzero(joined.box >= 0)
         box = joined.box[held]
         rank = np.searchsorted(joined.first_box, held, side="right") - 1
@@ -130,7 +130,7 @@ class Agreement:
         here, start = self.layout.box_columns, int(layout.box_columns.first[own])
         boxes = here.of_tensor(tensor)
         for number, box in enumerate(layout.tensors[own].boxes):
-            equal = (boxes.offsets == box.offsets).all(axis=1) & (boxes.sizes == box.sizes).all(axis=1)
+            equal = cuts.every(boxes.offsets == box.offsets) & cuts.every(boxes.sizes == box.sizes)
             if equal.any():
                 first[start + number] = self._first_row[int(here.first[tensor]) + int(equal.argmax())]
 
@@ -162,7 +162,7 @@ class Agreement:
         table, rest = _inflate(data[_HEAD.size :], table_bytes, what)
         raw, rest = _inflate(rest, count * 4, what)
         layout = Layout.decode(table)
-        if rest or count != int(layout.box_chunks.sum()):
+        if rest or count != layout.chunk_count:
             raise DocumentError(f"{what}: its rows do not fit its layout")
         return cls(layout, np.frombuffer(raw, "<i4"))
 

@@ -97,9 +97,9 @@ def commit(
         SaveFailedError: fenced, or the outcome is not known because the tier does not answer.
         SessionSupersededError, WrongStoreError, BackendError: nothing was committed.
     """
-    layout = assembly.layout
+    layout, base = assembly.layout, session.base
     refs = {
-        "layout": tables.write(layout.encode()),
+        "layout": tables.write_layout(layout, base.record.tables["layout"] if base is not None else None),
         "tree": tables.write(assembly.tree),
         "digests": tables.write(encode_digests(assembly.digests)),
         "locations": tables.write(assembly.locations.encode()),

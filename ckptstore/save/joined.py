@@ -164,7 +164,7 @@ def _distinct_boxes(
         rows = np.flatnonzero(ndim == kind)
         entries = at[rows][:, None] + np.arange(kind)
         here, extent = offsets[entries], sizes[entries]
-        present = (extent != 0).all(axis=1)
+        present = cuts.every(extent != 0)
         rows, here, extent = rows[present], here[present], extent[present]
         order, is_new = _sorted(tensor[rows], here, extent, heads)
         box[rows[order]] = np.cumsum(is_new) - 1 + count

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptstore.errors import DocumentError, SaveFailedError
+from ckptstore.errors import SaveFailedError
 from ckptstore.model import cuts, unpack, values
 from ckptstore.model.cuts import Int64s
 from ckptstore.model.layout import Layout
@@ -22,7 +22,7 @@ from ckptstore.ranks import show_ranks
 from ckptstore.save.commit import Assembly
 from ckptstore.save.joined import Joined
 from ckptstore.save.known import Known
-from ckptstore.save.parts import LEFT, WRITTEN, Part
+from ckptstore.save.parts import COMPARED, LEFT, WRITTEN, Part
 
 log = logging.getLogger("ckptstore")
 
@@ -42,6 +42,7 @@ class Merger:
         self.known = Known()
         self._layouts: list[Layout] = []
         self._joined: Joined | None = None
+        self._choice: _Choice | None = None
         self._trees: tuple[list[tuple[int, bytes]], bytes, list[str]] | None = None
 
     def merge(self, parts: list[Part], what: str, *, replicas: str = "strict") -> tuple[Assembly, list[str]]:
@@ -60,24 +61,25 @@ class Merger:
         """
         joined = self._join(parts, what)
         layout = joined.layout
-        rows = _Rows.of(parts, joined)
+        rows = _Rows.of(parts, joined, self._choice, what)
+        choice = self._choice = rows.choice
         problems: list[str] = []
         notes: list[str] = []
-        _find_unwritten(joined, rows, problems)
+        _find_unwritten(joined, choice, problems)
         _compare(parts, joined, rows, problems, notes, replicas)
         _raise(problems, what)
-        place = rows.place[rows.chosen]
+        place = rows.place.take(choice.row)
         keys, key_row = KeyList.joined([part.keys for part in parts], _marked(rows.key_count, place))
         locations = Locations(
-            key_row[place],
-            rows.offset[rows.chosen],
+            key_row.take(place),
+            rows.offset.take(choice.row),
             layout.chunks.nbytes,
             np.full(len(place), CODEC_RAW, np.uint8),
         )
         _check_places(locations, keys, what)
         tree, tree_notes = self._merge_trees(parts, layout)
         components = tuple(dict.fromkeys(name for part in parts for name in part.components))
-        digests = Digests(rows.digest[rows.chosen])
+        digests = Digests(rows.digest.take(choice.row, axis=0))
         self.known.keep(self._layouts)
         return Assembly(layout, tree, digests, locations, keys, components), notes + tree_notes
 
@@ -91,7 +93,7 @@ class Merger:
         if not problems:
             problems += joined.layout.check_coverage()
         _raise(problems, what)
-        self._layouts, self._joined, self._trees = layouts, joined, None
+        self._layouts, self._joined, self._trees, self._choice = layouts, joined, None, None
         return joined
 
     def _merge_trees(self, parts: list[Part], layout: Layout) -> tuple[bytes, list[str]]:
@@ -118,43 +120,74 @@ def _raise(problems: list[str], what: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Choice:
+    """Whose rows are kept, which follows from what each rank did with its own.
+
+    Attributes:
+        state: uint8, (held rows,).
+        row: int64, (chunks of the merged layout,): the lowest rank's row that wrote it, or -1.
+        others: int64: held rows that were hashed and are not kept, where some other is.
+        kept: int64: for each of `others`, the row that is kept.
+    """
+
+    state: npt.NDArray[np.uint8]
+    row: Int64s
+    others: Int64s
+    kept: Int64s
+
+    @classmethod
+    def of(cls, state: npt.NDArray[np.uint8], joined: Joined) -> _Choice:
+        written = np.flatnonzero(state == WRITTEN)[::-1]
+        row = np.full(joined.layout.chunk_count, -1, np.int64)
+        row[joined.row[written]] = written  # of several the last counts: the lowest rank's
+        is_other = state != LEFT
+        is_other[row[row >= 0]] = False
+        others = np.flatnonzero(is_other)
+        kept = row[joined.row[others]]
+        return cls(state, row, others[kept >= 0], kept[kept >= 0])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Rows:
     """The rows of all parts, end to end in rank order: *held rows*, as in :class:`Joined`.
 
     Attributes:
-        state: uint8.
         digest: uint8, (held rows, 32).
         place: int64, the object among the objects of all parts, end to end; `key_count` of them.
         offset: int64, in it.
-        chosen: int64, (chunks of the merged layout,): the lowest rank's row that wrote it, or -1.
     """
 
-    state: npt.NDArray[np.uint8]
     digest: npt.NDArray[np.uint8]
     place: Int64s
     key_count: int
     offset: Int64s
-    chosen: Int64s
+    choice: _Choice
 
     @classmethod
-    def of(cls, parts: list[Part], joined: Joined) -> _Rows:
+    def of(cls, parts: list[Part], joined: Joined, last: _Choice | None, what: str) -> _Rows:
+        """Of parts that may come from other processes: what they say is checked.
+
+        Args:
+            last: of the save before, if its layouts were the same.
+        """
         key_first = cuts.starts(np.array([len(part.keys) for part in parts], np.int64))
         counts = np.array([len(part.state) for part in parts], np.int64)
         if not np.array_equal(counts, np.diff(joined.first_row)):
-            raise DocumentError("a rank's part does not have the chunks of its layout")
-        place = np.concatenate([part.objects for part in parts])
-        place += np.repeat(key_first[:-1], counts)
+            raise SaveFailedError(f"{what}: a rank's part does not have the chunks of its layout")
+        objects = np.concatenate([part.objects for part in parts])
         state = np.concatenate([part.state for part in parts])
-        written = np.flatnonzero(state == WRITTEN)[::-1]
-        chosen = np.full(len(joined.layout.chunks), -1, np.int64)
-        chosen[joined.row[written]] = written  # of several the last counts: the lowest rank's
+        # A chunk left to others is nowhere; its object is 0, which its rank may not have.
+        wrong = (objects >= np.repeat(np.maximum(np.diff(key_first), 1), counts)) | (state > COMPARED)
+        if wrong.any():
+            rank = parts[int(joined.rank_of_rows(np.flatnonzero(wrong)[:1])[0])].rank
+            raise SaveFailedError(f"{what}: the part of rank {rank} is damaged")
+        choice = last if last is not None and np.array_equal(last.state, state) else _Choice.of(state, joined)
         return cls(
-            state,
             np.concatenate([Digests.of(part.digests).array for part in parts]),
-            place,
+            objects + np.repeat(key_first[:-1], counts),
             int(key_first[-1]),
             np.concatenate([part.offsets for part in parts]),
-            chosen,
+            choice,
         )
 
 
@@ -164,9 +197,9 @@ def _marked(count: int, rows: Int64s) -> npt.NDArray[np.bool_]:
     return marks
 
 
-def _find_unwritten(joined: Joined, rows: _Rows, problems: list[str]) -> None:
+def _find_unwritten(joined: Joined, choice: _Choice, problems: list[str]) -> None:
     """One line per tensor with chunks that nobody wrote."""
-    missing = np.flatnonzero(rows.chosen < 0)
+    missing = np.flatnonzero(choice.row < 0)
     if not len(missing):
         return
     layout = joined.layout
@@ -184,14 +217,13 @@ def _compare(
     parts: list[Part], joined: Joined, rows: _Rows, problems: list[str], notes: list[str], replicas: str
 ) -> None:
     """What several ranks have hashed must be equal to what is kept."""
-    hashed = rows.state != LEFT
-    kept_here = rows.chosen[joined.row]
-    others = np.flatnonzero(hashed & (kept_here != np.arange(len(hashed))) & (kept_here >= 0))
+    others, kept_here = rows.choice.others, rows.choice.kept
     if not len(others):
         return
-    unlike = (rows.digest[others] != rows.digest[kept_here[others]]).any(axis=1)
-    others = others[unlike]
-    kept = joined.rank_of_rows(kept_here[others])
+    words = rows.digest.view(np.uint64)
+    unlike = ~cuts.every(words[others] == words[kept_here])
+    others, kept_here = others[unlike], kept_here[unlike]
+    kept = joined.rank_of_rows(kept_here)
     ranks = joined.rank_of_rows(others)
     tensors = joined.layout.chunks.tensor[joined.row[others]]
     for tensor in np.unique(tensors).tolist():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,15 +123,8 @@ def encode_part(part: Part, *, with_layout: bool = True) -> bytes:
         "error": part.error,
         "layout_digest": part.layout.digest,
         "layout": part.layout.encode() if with_layout else None,
-        "state": part.state.astype("|u1").tobytes(),
-        "objects": part.objects.astype("<u4").tobytes(),
-        "offsets": part.offsets.astype("<i8").tobytes(),
-        "digests": Digests.of(part.digests).array.tobytes(),
-        "key_digests": keys.digests.tobytes(),
-        "key_packs": keys.is_pack.astype("|u1").tobytes(),
-        "key_attempts": keys.attempt.astype("<u4").tobytes(),
-        "key_ranks": keys.rank.astype("<u4").tobytes(),
-        "key_sizes": keys.sizes.astype("<i8").tobytes(),
+        "rows": _ROWS.pack(part.state, part.objects, part.offsets, Digests.of(part.digests).array),
+        "keys": _KEYS.pack(keys.is_pack, keys.attempt, keys.rank, keys.sizes, keys.digests),
         "attempts": list(keys.attempts),
         "tree": part.tree,
         "components": list(part.components),
@@ -147,27 +141,15 @@ def error_of(data: bytes, what: str) -> str | None:
 def decode_part(data: bytes, what: str, known: Known | None = None) -> Part:
     """Reads it back; raises DocumentError, FormatTooNewError.
 
+    Rows are only looked at when all parts are there, all together: see :class:`ckptstore.save.merge.Merger`.
+
     Args:
         known: what earlier parts of the session have told; parts may rest on it. It is added to.
     """
     known = Known() if known is None else known
     fields = Fields(unseal(data, "part", what=what)[1], what)
     layout = _layout(fields, known, what)
-
-    def column(name: str, dtype: str, count: int) -> npt.NDArray[Any]:
-        raw = fields.get(name, bytes)
-        if len(raw) != count * int(dtype[-1]):
-            raise DocumentError(f"{what}: its {name} are {len(raw)} bytes, not {count} of {dtype}")
-        return np.frombuffer(raw, dtype)
-
-    count = int(layout.box_chunks.sum())
-    keys = _keys(fields, column, what)
-    objects = column("objects", "<u4", count)
-    if count and int(objects.max()) >= max(len(keys), 1):
-        raise DocumentError(f"{what}: an object that is not in its key list")
-    state = column("state", "|u1", count)
-    if count and int(state.max()) > COMPARED:
-        raise DocumentError(f"{what}: a chunk in a state that is none")
+    state, objects, offsets, digests = _ROWS.unpack(fields.get("rows", bytes), layout.chunk_count, what)
     return Part(
         rank=fields.get("rank", int),
         step=fields.get("step", int),
@@ -175,14 +157,48 @@ def decode_part(data: bytes, what: str, known: Known | None = None) -> Part:
         error=fields.optional("error", str),
         layout=layout,
         state=state,
-        digests=Digests(column("digests", "|u1", count * DIGEST_BYTES).reshape(count, DIGEST_BYTES)),
-        objects=objects.astype(np.int64),
-        offsets=column("offsets", "<i8", count),
-        keys=keys,
+        digests=Digests(digests),
+        objects=objects,
+        offsets=offsets,
+        keys=_key_list(fields, what),
         tree=known.same_tree(fields.get("tree", bytes)),
         components=fields.strings("components"),
         may_differ=fields.strings("may_differ"),
     )
+
+
+class _Columns:
+    """Columns of one length end to end, without a header: there are thousands of parts, all alike."""
+
+    def __init__(self, *dtypes: str) -> None:
+        self._dtypes = [np.dtype(dtype) for dtype in dtypes]
+        self.row_bytes = sum(dtype.itemsize for dtype in self._dtypes)
+
+    def pack(self, *columns: npt.NDArray[Any]) -> bytes:
+        """Columns, those of digests (n, 32)."""
+        return b"".join(
+            column.tobytes() if dtype.kind == "V" else column.astype(dtype).tobytes()
+            for column, dtype in zip(columns, self._dtypes, strict=True)
+        )
+
+    def unpack(self, raw: bytes, count: int, what: str) -> list[npt.NDArray[Any]]:
+        """The columns back, as views."""
+        if len(raw) != count * self.row_bytes:
+            raise DocumentError(f"{what}: {len(raw)} bytes are not {count} rows of {self.row_bytes}")
+        found = []
+        at = 0
+        for dtype in self._dtypes:
+            if dtype.kind == "V":
+                column = np.frombuffer(raw, np.uint8, count * DIGEST_BYTES, at).reshape(count, DIGEST_BYTES)
+            else:
+                column = np.frombuffer(raw, dtype, count, at)
+            found.append(column)
+            at += count * dtype.itemsize
+        return found
+
+
+_ROWS = _Columns("|u1", "<u4", "<i8", f"|V{DIGEST_BYTES}")
+_KEYS = _Columns("|u1", "<u4", "<u4", "<i8", f"|V{DIGEST_BYTES}")
 
 
 def _layout(fields: Fields, known: Known, what: str) -> Layout:
@@ -196,26 +212,23 @@ def _layout(fields: Fields, known: Known, what: str) -> Layout:
     if digest_of(data) != digest:
         raise DocumentError(f"{what}: its layout is not of the digest that it tells")
     layout = Layout.decode(data, seen=known.heads)
-    layout.__dict__["digest"] = digest
+    layout.keep_digest(digest)
     return known.same_layout(layout)
 
 
-def _keys(fields: Fields, column: Callable[[str, str, int], npt.NDArray[Any]], what: str) -> KeyList:
-    count = len(fields.get("key_packs", bytes))
+def _key_list(fields: Fields, what: str) -> KeyList:
+    raw = fields.get("keys", bytes)
     attempts = fields.strings("attempts")
-    attempt = column("key_attempts", "<u4", count)
-    if count and int(attempt.max()) >= len(attempts):
-        raise DocumentError(f"{what}: a key of an attempt that is not in its list")
+    if not all(_is_attempt(name) for name in attempts):
+        raise DocumentError(f"{what}: not an attempt id among {list(attempts)[:3]}")
+    is_pack, attempt, rank, sizes, digests = _KEYS.unpack(raw, len(raw) // _KEYS.row_bytes, what)
+    return KeyList(digests, is_pack, attempt, attempts, rank, sizes)
+
+
+@functools.lru_cache
+def _is_attempt(name: str) -> bool:
     try:
-        for name in attempts:
-            Attempt.parse(name)
-    except ValueError as error:
-        raise DocumentError(f"{what}: {error}") from error
-    return KeyList(
-        column("key_digests", "|u1", count * DIGEST_BYTES).reshape(count, DIGEST_BYTES),
-        column("key_packs", "|u1", count).astype(bool),
-        attempt.astype(np.int64),
-        attempts,
-        column("key_ranks", "<u4", count).astype(np.int64),
-        column("key_sizes", "<i8", count),
-    )
+        Attempt.parse(name)
+    except ValueError:
+        return False
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptstore.backend import Backend
 from ckptstore.model.ids import chunk_key, digest_of
+from ckptstore.model.layout import Layout
 from ckptstore.model.record import TablePiece, TableRef
 from ckptstore.save.reuse import ReuseIndex
 
@@ -26,6 +27,22 @@ class TableWriter:
         self._rank = rank
         self._chunk_bytes = chunk_bytes
         self.object_sizes: dict[str, int] = {}
+
+    def write_layout(self, layout: Layout, before: TableRef | None) -> TableRef:
+        """The layout's table; not made again where `before` is of the same layout and is still there."""
+        if before is not None and layout.has_digest(before.digest):
+            keys = [self._index.table_piece(piece.digest) for piece in before.pieces]
+            pieces = [
+                TablePiece(piece.digest, key, piece.size_bytes)
+                for piece, key in zip(before.pieces, keys, strict=True)
+                if key is not None
+            ]
+            if len(pieces) == len(before.pieces):
+                self.object_sizes.update((piece.key, piece.size_bytes) for piece in pieces)
+                return TableRef(before.digest, before.size_bytes, before.inline, tuple(pieces))
+        ref = self.write(layout.encode())
+        layout.keep_digest(ref.digest)
+        return ref
 
     def write(self, data: bytes) -> TableRef:
         """Stores one table; never packed, so that an unchanged piece is stored once."""

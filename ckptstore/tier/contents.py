@@ -90,7 +90,7 @@ class Contents:
     @functools.cached_property
     def tree(self) -> bytes:
         """The packed tree of the state."""
-        return self._table("tree")
+        return bytes(self._table("tree"))
 
     @functools.cached_property
     def saved_tree(self) -> SavedTree:
@@ -130,17 +130,17 @@ class Contents:
             sizes.update((piece.key, piece.size_bytes) for piece in ref.pieces)
         return sizes
 
-    def _table(self, name: str) -> bytes:
+    def _table(self, name: str) -> bytes | memoryview:
         return read_table(self._tier, self.record.tables[name], f"the {name} table of {self}")
 
 
-def read_table(tier: Tier, ref: TableRef, what: str) -> bytes:
+def read_table(tier: Tier, ref: TableRef, what: str) -> bytes | memoryview:
     """A table's bytes, checked.
 
     Raises:
         ChunkDamagedError: a piece is missing, short or not what the record says.
     """
-    data = ref.inline
+    data: bytes | memoryview | None = ref.inline
     if data is None:
         buffer = bytearray(ref.size_bytes)
         position = 0
@@ -153,7 +153,7 @@ def read_table(tier: Tier, ref: TableRef, what: str) -> bytes:
                     f"{what} cannot be read: {error.message}", key=piece.key, hint="run `ckptstore verify`"
                 ) from error
             position += piece.size_bytes
-        data = bytes(buffer)
+        data = memoryview(buffer).toreadonly()
     if digest_of(data) != ref.digest:
         key = ref.pieces[0].key if ref.pieces else ""
         raise ChunkDamagedError(f"{what} is not what was saved", key=key, hint="run `ckptstore verify`")

@@ -10,6 +10,7 @@ from ckptstore.model import unpack
 from ckptstore.model.boxes import Box
 from ckptstore.model.dtypes import BY_NAME
 from ckptstore.model.layout import Layout, Tensor
+from ckptstore.model.tables import KeyList
 from ckptstore.save.agree import Agreement
 from ckptstore.save.merge import Merger
 from ckptstore.save.parts import COMPARED, LEFT, WRITTEN, decode_part, encode_part
@@ -222,15 +223,24 @@ def test_a_part_that_rests_on_an_unknown_layout_is_refused():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"state": np.array([7], np.uint8)},
         {"state": np.zeros(2, np.uint8)},
-        {"objects": np.array([1])},
         {"offsets": np.zeros(3, np.int64)},
         {"digests": []},
+        {"keys": dataclasses.replace(KeyList.of({}), attempts=("no attempt",))},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_an_impossible_part_is_refused(wrong):
+def test_a_part_of_impossible_columns_is_refused(wrong):
     part = dataclasses.replace(part_of(0, simple(), [WRITTEN]), **wrong)
     with pytest.raises(DocumentError):
         decode_part(encode_part(part), "p")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"state": np.array([7], np.uint8)}, {"objects": np.array([1])}], ids=["state", "object"]
+)
+def test_a_part_of_impossible_rows_is_refused_when_all_are_there(wrong):
+    made = [part_of(r, simple(), [WRITTEN]) for r in range(2)]
+    made[1] = dataclasses.replace(made[1], **wrong)
+    sent = [decode_part(encode_part(part), "p") for part in made]
+    assert "the part of rank 1 is damaged" in outcome(Merger(), sent)
