@@ -16,12 +16,11 @@ import logging
 import os
 import platform
 import random
-import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,10 @@ from torch.multiprocessing.spawn import spawn
 
 import ckptstore
 from benchmarks import disk
+from benchmarks.reshard_report import CACHES, DCP, OURS, Sample, draw, lines_of, table
 
 _GIB = 1 << 30
 _RUN = "reshard"
-_OURS, _DCP = "ckptstore", "DCP"
-_CACHES = ("cold", "warm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +62,6 @@ SCENARIOS = (
     Scenario("rows to columns", Layout(4, 0), Layout(4, 1)),
     Scenario("same layout", Layout(4, 0), Layout(4, 0)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One load by all ranks."""
-
-    scenario: str
-    cache: str
-    name: str
-    repeat: int
-    seconds: float
-    cpu_seconds: float
-    read_bytes: int
 
 
 # --- the state --------------------------------------------------------------------------------------
@@ -148,22 +133,22 @@ class State:
 
 
 def _save(folder: Path, state: State) -> None:
-    dcp_save({"model": state.tensors}, storage_writer=FileSystemWriter(folder / _DCP))
-    with ckptstore.open(folder / _OURS) as store, store.run(_RUN) as run:
+    dcp_save({"model": state.tensors}, storage_writer=FileSystemWriter(folder / DCP))
+    with ckptstore.open(folder / OURS) as store, store.run(_RUN) as run:
         run.save(1, {"model": state.tensors}).result()
 
 
 def _load_dcp(folder: Path, state: State) -> None:
-    dcp_load({"model": state.tensors}, storage_reader=FileSystemReader(folder / _DCP))
+    dcp_load({"model": state.tensors}, storage_reader=FileSystemReader(folder / DCP))
 
 
 def _load_ours(folder: Path, state: State) -> None:
-    with ckptstore.open(folder / _OURS) as store:
+    with ckptstore.open(folder / OURS) as store:
         if store.run(_RUN).restore({"model": state.tensors}) != 1:
             raise ValueError("nothing was restored")
 
 
-LOADERS: dict[str, Callable[[Path, State], None]] = {_OURS: _load_ours, _DCP: _load_dcp}
+LOADERS: dict[str, Callable[[Path, State], None]] = {OURS: _load_ours, DCP: _load_dcp}
 
 
 # --- on the ranks -----------------------------------------------------------------------------------
@@ -202,7 +187,7 @@ def _load_all(rank: int, folder: Path, options: argparse.Namespace, scenario: Sc
         names = list(LOADERS)
         order.shuffle(names)
         for name in names:
-            for cache in _CACHES:
+            for cache in CACHES:
                 figures = _sample(rank, folder, state, name, cache)
                 state.check(name)
                 samples.append(Sample(scenario.name, cache, name, repeat, *figures))
@@ -233,84 +218,6 @@ def _read_so_far() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
 
 
-# --- the result ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Medians of one library in one row; `times_ours` is the median of the ratios within a repeat."""
-
-    scenario: str
-    cache: str
-    name: str
-    seconds: float
-    cpu_seconds: float
-    read_bytes: int
-    times_ours: float
-    of_needed: float
-
-
-def lines_of(samples: Sequence[Sample], state_bytes: int) -> Iterator[Line]:
-    """A line for each scenario, cache and library, in the order of the samples."""
-    rows: dict[tuple[str, str, str], dict[int, Sample]] = {}
-    for sample in samples:
-        rows.setdefault((sample.scenario, sample.cache, sample.name), {})[sample.repeat] = sample
-    for (scenario, cache, name), found in sorted(rows.items(), key=lambda row: _place(row[0])):
-        ours = rows[scenario, cache, _OURS]
-        read = int(statistics.median(sample.read_bytes for sample in found.values()))
-        yield Line(
-            scenario,
-            cache,
-            name,
-            statistics.median(sample.seconds for sample in found.values()),
-            statistics.median(sample.cpu_seconds for sample in found.values()),
-            read,
-            statistics.median(sample.seconds / ours[repeat].seconds for repeat, sample in found.items()),
-            read / state_bytes,
-        )
-
-
-def _place(row: tuple[str, str, str]) -> tuple[int, int, int]:
-    names = [scenario.name for scenario in SCENARIOS]
-    return names.index(row[0]), _CACHES.index(row[1]), list(LOADERS).index(row[2])
-
-
-def table(lines: Sequence[Line]) -> str:
-    """For people."""
-    text = [f"{'':34}{'median s':>10}{'time / ours':>13}{'CPU s':>8}{'read, GiB':>11}{'read / needed':>15}"]
-    text += [
-        f"{line.scenario + ', ' + line.cache:<24}{line.name:<10}{line.seconds:>10.3f}"
-        f"{line.times_ours:>13.2f}{line.cpu_seconds:>8.2f}{line.read_bytes / _GIB:>11.2f}{line.of_needed:>15.2f}"
-        for line in lines
-    ]
-    return "\n".join(text)
-
-
-def draw(lines: Sequence[Line], path: Path) -> None:
-    """Seconds and bytes read, side by side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 1 + 0.35 * len(lines)), sharey=True)
-    labels = [f"{line.scenario}, {line.cache}: {line.name}" for line in lines]
-    colours = ["#2f6f4f" if line.name == _OURS else "#9aa5b1" for line in lines]
-    values = {
-        "seconds, median": [line.seconds for line in lines],
-        "bytes read per host / bytes needed": [line.of_needed for line in lines],
-    }
-    for axis, (title, numbers) in zip(axes, values.items(), strict=True):
-        axis.bar_label(axis.barh(labels, numbers, color=colours), fmt="%.2f", padding=3, fontsize=8)
-        axis.set_title(title, loc="left", fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(x=0.12)
-    axes[0].invert_yaxis()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write what was asked for."""
     options = _parser().parse_args(arguments)
@@ -322,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{scenario.name}: {options.repeats} repeats", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="reshard-", dir=options.dir) as name:
             folder = Path(name)
-            ckptstore.init(folder / _OURS).close()
+            ckptstore.init(folder / OURS).close()
             _spawn(scenario.saved.world, _save_all, folder, options.gib, scenario.saved)
             _spawn(scenario.loaded.world, _load_all, folder, options, scenario)
             samples += [Sample(**sample) for sample in json.loads((folder / "samples.json").read_text())]

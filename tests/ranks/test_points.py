@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -80,6 +81,10 @@ def _points(past: Place, name: str) -> list[Point]:
         return [Point(rank.rank, call.n, call) for rank in ranks for call in rank.calls[before[rank.rank] :]]
 
 
+def _same_call(point: Point, other: Point | None) -> bool:
+    return other is not None and (point.call.op, point.call.key) == (other.call.op, other.call.key)
+
+
 def _changes(point: Point) -> bool:
     return point.call.op in ("put", "delete", "sync")
 
@@ -146,8 +151,7 @@ def _is_stopped(ranks: Crew, point: Point) -> None:
     assert ranks[point.rank].was_stopped
     committed = _one_outcome(ranks, point.rank)
     ranks.each(lambda rank: rank.save(3))
-    ranks.each(lambda rank: rank.save(4))
-    assert check_place(ranks.place) == ([1, STRUCK, 3, 4] if committed else [1, 3, 4])
+    assert check_place(ranks.place) == ([1, STRUCK, 3] if committed else [1, 3])
 
 
 def _reply_is_lost(ranks: Crew, point: Point) -> None:
@@ -156,8 +160,7 @@ def _reply_is_lost(ranks: Crew, point: Point) -> None:
         return  # never repeated: a later success says nothing about the puts before
     ranks[point.rank].points.script[:] = [Fault("error_after", n=point.n)]
     ranks.each(lambda rank: rank.save(STRUCK))
-    ranks.each(lambda rank: rank.save(3))
-    assert check_place(ranks.place) == [1, STRUCK, 3]
+    assert check_place(ranks.place) == [1, STRUCK]
 
 
 BROKEN = BackendError("the disk is gone (made to)")
@@ -177,10 +180,9 @@ def _storage_fails(ranks: Crew, point: Point) -> None:
         # Whoever asks for an outcome and gets no answer cannot know it.
         assert not committed or (rank.rank == point.rank and point.call.key.startswith("commits/"))
         assert BROKEN.message in str(rank.error) or f"rank {point.rank}" in str(rank.error)
-    ranks.try_each(lambda rank: rank.save(3))
+    ranks.try_each(lambda rank: rank.save(3))  # some may have to find each other again
     ranks.each(lambda rank: rank.save(4))
-    ranks.each(lambda rank: rank.save(5))
-    assert check_place(ranks.place)[-2:] == [4, 5]
+    assert check_place(ranks.place)[-1] == 4
 
 
 KINDS: dict[str, tuple[Callable[[Crew, Point], None], Callable[[Point], bool]]] = {
@@ -199,6 +201,8 @@ KINDS: dict[str, tuple[Callable[[Crew, Point], None], Callable[[Point], bool]]] 
 def test_a_rank_is_lost_at_every_point_and_nothing_else_is(past, name, kind, rank):
     strike, wanted = KINDS[kind]
     points = [point for point in _points(past, name) if point.rank == rank and wanted(point)]
+    # A poll repeated is the same point again.
+    points = [point for point, after in itertools.pairwise([*points, None]) if not _same_call(point, after)]
     assert len(points) >= 3
     for point in points:
         with SCENARIOS[name](past) as ranks:
