@@ -58,14 +58,27 @@ def test_async_save_in_a_thread(run):
     assert same(run.latest.load(), nested(1))
 
 
+class Gate(threading.Event):
+    """Tells when somebody has come to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.reached = threading.Event()
+
+    def wait(self, timeout=None):
+        self.reached.set()
+        return super().wait(timeout)
+
+
 def test_overlapping_saves_of_one_writer_share_nothing(faulty):
     store, backend = faulty
     run = store.run("r")
     writer = StoreWriter(run)
     weight = torch.full((300, 100), 1.0)
-    gate = threading.Event()
+    gate = Gate()
     backend.script.append(Fault("hang", op="put", key="chunks/*", event=gate))
     first = dcp.async_save({"w": weight}, storage_writer=writer, checkpoint_id="r@1")
+    assert gate.reached.wait(60)
     weight.fill_(2)
     second = dcp.async_save({"w": weight}, storage_writer=writer, checkpoint_id="r@2")
     weight.fill_(3)

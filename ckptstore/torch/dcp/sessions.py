@@ -82,7 +82,10 @@ class _Borrowed(Session):
 
     def next_sequence(self) -> int:
         """The ticket's place, or a later one if that is taken."""
-        return max(self.free, 1 + max((entry.sequence for entry in self._mine()), default=0))
+        with _lock:
+            committed = max((entry.sequence for entry in self._mine()), default=0)
+            self._sequence = max(self.free, committed + 1, self._sequence + 1)
+            return self._sequence
 
     def _mine(self) -> list[Checkpoint]:
         return [found for found in self.run.checkpoints() if found.epoch == self.epoch.number]

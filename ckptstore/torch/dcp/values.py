@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import functools
 import io
 import pathlib
 import threading
@@ -18,6 +19,7 @@ from ckptstore.errors import UnsupportedValueError
 _lock = threading.Lock()
 
 
+@functools.cache
 def _constructors() -> list[Any]:
     """What besides torch's own list may stand in such bytes: all of it plain data, nothing that acts."""
     core: Any = getattr(np, "_core", None) or np.core  # numpy 2 and 1
