@@ -71,6 +71,7 @@ class Run(RunResume):
         self._opened = 0
         self._opened_by: Ranks | None = None
         self._session_lost = False
+        self._begins_anew = False
         self._came_late = False
         self._pending: PendingSave | None = None
 
@@ -276,18 +277,32 @@ class Run(RunResume):
     def _current_session(self) -> Session:
         """The session to save in: the open one, or a new one where the last does not go on."""
         session = self._session
-        if session is None or not session.is_mine:
-            return self._open_session(self._resume_point, rewound=False)
-        base = session.base.record.checkpoint if session.base is not None else None
-        if self._resume_point is not None and self._resume_point.id != base:
-            # Restored from elsewhere since the last save: what follows continues from there.
+        if session is None or not session.is_mine or self._begins_anew:
             return self._open_session(self._resume_point, rewound=False)
         return session
 
-    def _resume_from(self, checkpoint: Checkpoint) -> None:
-        super()._resume_from(checkpoint)
-        if self._session_lost:  # whoever restores after being superseded means to train on from there
-            self._session, self._session_lost = None, False
+    def continues(self, checkpoint: Checkpoint) -> bool:
+        """Whether a save after restoring `checkpoint` belongs to the open session: it is its newest.
+
+        Told by the run's history, so that all ranks see the same.
+        """
+        session = self._session
+        if session is None or not session.is_mine or self._session_lost:
+            return False
+        own = [found for found in self._history()[0] if found.epoch == session.epoch.number]
+        newest = max(own, key=lambda found: found.sequence, default=None)
+        resumed = newest.checkpoint if newest is not None else session.epoch.resumed_from
+        return resumed == checkpoint.id
+
+    def _resume_from(self, checkpoint: Checkpoint, *, continues: bool) -> None:
+        super()._resume_from(checkpoint, continues=continues)
+        # Whoever restores something else, or after being superseded, means to train on from there.
+        self._begins_anew, self._session_lost = not continues, False
+        session = self._session
+        if continues and session is not None:
+            known = None if session.base is None else session.base.record.checkpoint
+            if known != checkpoint.id:  # a rank that has not heard of the last commit yet
+                session.base = checkpoint.contents
 
     def _open_session(
         self, resumed_from: Checkpoint | None, *, rewound: bool, exclusive: bool = False
@@ -306,7 +321,7 @@ class Run(RunResume):
             raise
         base: Contents | None = None if resumed_from is None else resumed_from.contents
         self._session = Session(self._tier, epoch, base)
-        self._resume_point = resumed_from
+        self._resume_point, self._begins_anew = resumed_from, False
         return self._session
 
     def _count_session(self) -> int:

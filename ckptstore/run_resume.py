@@ -133,7 +133,9 @@ class RunResume(RunRanks):
                 outcomes = self._gather("restored", outcome.described())
             failed = {rank: said for rank, said in enumerate(outcomes) if said["error"] is not None}
             if not failed:
-                return self._restored_from(checkpoint, outcome.report, decision["passed_over"])
+                return self._restored_from(
+                    checkpoint, outcome.report, decision["passed_over"], continues=decision["continues"]
+                )
             # Where others could, their states hold this checkpoint and those of the failed ranks do not.
             is_partly = len(failed) < len(outcomes) or any(said["partly"] for said in failed.values())
             unanswered = unanswered + 1 if any(said["unanswered"] for said in failed.values()) else 0
@@ -170,10 +172,10 @@ class RunResume(RunRanks):
             raise revived(description, f"rank {rank}: ")
 
     def _restored_from(
-        self, checkpoint: Checkpoint, report: RestoreReport | None, passed_over: list[str]
+        self, checkpoint: Checkpoint, report: RestoreReport | None, passed_over: list[str], *, continues: bool
     ) -> int:
         assert report is not None
-        self._resume_from(checkpoint)
+        self._resume_from(checkpoint, continues=continues)
         self.restored = dataclasses.replace(report, passed_over=tuple(passed_over))
         for line in passed_over:
             log.warning("run %r: restored step %d; passed over %s", self.name, checkpoint.step, line)
@@ -193,8 +195,16 @@ class RunResume(RunRanks):
             hint="build the state anew, then restore",
         )
 
-    def _resume_from(self, checkpoint: Checkpoint) -> None:
-        """From here the run goes on, when it is saved next."""
+    def continues(self, checkpoint: Checkpoint) -> bool:
+        """Whether a save after restoring `checkpoint` belongs to the open session: it is its newest."""
+        return False
+
+    def _resume_from(self, checkpoint: Checkpoint, *, continues: bool) -> None:
+        """From here the run goes on, when it is saved next.
+
+        Args:
+            continues: in the session that is open; else in a new one. The same on all ranks.
+        """
         self._resume_point = checkpoint
 
     def candidates(
@@ -278,6 +288,7 @@ class _Choice:
         return {
             "entry": pack_entry(entry),
             "is_last": not self._left,
+            "continues": self._run.continues(self.checkpoint),
             "token": self._run._tier.environment.new_ulid(),
             "passed_over": list(self._passed_over),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from ckptstore.errors import DocumentError, SessionSupersededError
 from ckptstore.model.ids import Attempt
@@ -29,6 +30,7 @@ class Session:
         self.base = base
         self._calls = 0
         self._sequence = 0
+        self._lock = threading.Lock()
         self._pid = os.getpid()
 
     @property
@@ -47,8 +49,9 @@ class Session:
 
     def next_sequence(self) -> int:
         """The place of this save in the session."""
-        self._sequence += 1
-        return self._sequence
+        with self._lock:  # saves through DCP may overlap
+            self._sequence += 1
+            return self._sequence
 
     def check_current(self) -> None:
         """That nobody has taken the run over; asked before a save begins and again before it commits.

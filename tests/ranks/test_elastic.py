@@ -46,12 +46,15 @@ class Agents:
         self.started: list[subprocess.Popen[bytes]] = []
         ckptstore.init(folder / "ckpts").close()
 
-    def start(self, *options: str, strike: str | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, *options: str, strike: str | None = None, is_host: bool = True
+    ) -> subprocess.Popen[bytes]:
         """An agent.
 
         Args:
             options: of torchrun.
             strike: ``RANK HOW``: which of its workers is struck in the save of step 10, and how.
+            is_host: the rendezvous is held there, so it must stay.
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CKPT_TEST")}
         environment |= {
@@ -72,7 +75,12 @@ class Agents:
             "--rdzv-id",
             "elastic",
         ]
-        command += ["--rdzv-conf", "last_call_timeout=12,keep_alive_interval=2", "--monitor-interval", "0.5"]
+        command += [
+            "--rdzv-conf",
+            f"last_call_timeout=12,keep_alive_interval=2,is_host={int(is_host)}",
+            "--monitor-interval",
+            "0.5",
+        ]
         command += ["-m", "tests.ranks._elastic", "--store", str(self.folder / "ckpts")]
         command += ["--steps", "20", "--save-every", str(EVERY), "--global-batch", str(GLOBAL_BATCH)]
         command += ["--deadline", "8", "--losses", str(self.losses)]
@@ -155,7 +163,7 @@ def check(agents: Agents, sizes: list[int]) -> None:
 def test_an_agent_dies_with_its_worker_in_mid_save_and_the_other_goes_on_alone(agents):
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
     stays = agents.start(*options)
-    goes = agents.start(*options, strike="* stuck")
+    goes = agents.start(*options, strike="* stuck", is_host=False)
     agents.wait_for("the save", agents.marker.exists)
     agents.kill(goes)
     agents.wait_for("the end", lambda: stays.poll() is not None)

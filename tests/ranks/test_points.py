@@ -89,6 +89,11 @@ def _changes(point: Point) -> bool:
     return point.call.op in ("put", "delete", "sync")
 
 
+def _is_heard(point: Point) -> bool:
+    """Others learn something by it."""
+    return point.call.op == "put" and point.call.key.startswith(("parts/", "commits/", "runs/"))
+
+
 def _one_outcome(ranks: Crew, struck: int) -> bool:
     """All living ranks know what the place says, in time, and who was to blame; whether it committed."""
     committed = STRUCK in {record.step for record in records(ranks.tier)}
@@ -187,7 +192,8 @@ def _storage_fails(ranks: Crew, point: Point) -> None:
 
 KINDS: dict[str, tuple[Callable[[Crew, Point], None], Callable[[Point], bool]]] = {
     "dies before the call": (_dies_before, lambda _point: True),
-    "dies after the call": (_dies_after, _changes),
+    # Between two calls it does nothing that others see, so this is to die before the next one.
+    "dies after it was heard": (_dies_after, _is_heard),
     "dies, and its last write lands late": (_last_write_lands_late, _changes),
     "is stopped before the call": (_is_stopped, lambda _point: True),
     "does not hear that the call was done": (_reply_is_lost, _changes),
@@ -203,7 +209,7 @@ def test_a_rank_is_lost_at_every_point_and_nothing_else_is(past, name, kind, ran
     points = [point for point in _points(past, name) if point.rank == rank and wanted(point)]
     # A poll repeated is the same point again.
     points = [point for point, after in itertools.pairwise([*points, None]) if not _same_call(point, after)]
-    assert len(points) >= 3
+    assert points
     for point in points:
         with SCENARIOS[name](past) as ranks:
             try:
@@ -241,6 +247,6 @@ def lost_as_drawn(past: Place, seed: int) -> None:
         _next_start(ranks.place, _one_outcome(ranks, struck.rank))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_in_whatever_order_they_go(past, seed):
     lost_as_drawn(past, seed)

@@ -145,4 +145,4 @@ def settle(run: Run, session: Session, attempt: Attempt) -> None:
 def resume_from(run: Run, checkpoint: Checkpoint) -> None:
     """The run's next save continues from a checkpoint that was loaded."""
     with _lock:
-        run._resume_from(checkpoint)
+        run._resume_from(checkpoint, continues=run.continues(checkpoint))
