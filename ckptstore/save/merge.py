@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import operator
@@ -15,7 +16,7 @@ from ckptstore.errors import SaveFailedError
 from ckptstore.model import cuts, unpack, values
 from ckptstore.model.cuts import Int64s
 from ckptstore.model.layout import Layout
-from ckptstore.model.plain import Composite, Leaf, StatePath
+from ckptstore.model.plain import Composite, Leaf, StatePath, show_path
 from ckptstore.model.tables import CODEC_RAW, Digests, KeyList, Locations
 from ckptstore.model.targets import Opaque
 from ckptstore.ranks import show_ranks
@@ -267,10 +268,40 @@ class _Ref:
 
 
 def merge_trees(parts: list[Part], number: Mapping[str, int]) -> tuple[bytes, list[str]]:
-    """The tree of rank 0, with what only others have added, its tensors numbered anew."""
+    """The tree of the lowest rank, with what only others have added, its tensors numbered anew."""
     seen: set[tuple[bytes, int]] = set()
-    notes: list[str] = []
+    differing: dict[str, None] = {}
     whole: Any = None
+
+    def leaf_of(value: Any, path: StatePath) -> Any:
+        if isinstance(value, _Ref):
+            return Leaf(path, None, value.kind, value.detail, number[value.name])
+        if isinstance(value, Opaque):
+            return values.opaque(value.class_path, value.payload)
+        return value if isinstance(value, Composite) else None
+
+    def packed(value: Any) -> bytes:
+        return values.pack(values.flatten(value, leaf_of))
+
+    def joined(first: Any, other: Any, path: StatePath) -> Any:
+        """`first`, with the dict entries that only `other` has; where values differ, the first's stays."""
+        if isinstance(first, dict) and isinstance(other, dict):
+            for key, item in other.items():
+                first[key] = joined(first[key], item, (*path, key)) if key in first else item
+            return first
+        if isinstance(first, Composite) and isinstance(other, Composite) and first.kind == "per_rank":
+            for key, item in other.parts.items():
+                first.parts.setdefault(key, item)
+            return first
+        kind = type(first)
+        if kind in (list, tuple, collections.deque) and kind is type(other) and len(first) == len(other):
+            items = [joined(a, b, (*path, i)) for i, (a, b) in enumerate(zip(first, other, strict=True))]
+            return collections.deque(items, first.maxlen) if kind is collections.deque else kind(items)
+        # In packed form, so that NaN is NaN and 1 is not True.
+        if first is not other and packed(first) != packed(other):
+            differing.setdefault(show_path(path))
+        return first
+
     for part in parts:
         heads = part.layout.heads
         if (part.tree, id(heads)) in seen:
@@ -280,32 +311,7 @@ def merge_trees(parts: list[Part], number: Mapping[str, int]) -> tuple[bytes, li
             return _Ref(names[index], kind, detail)
 
         tree = unpack.decode(part.tree, ref, f"the tree of rank {part.rank}")
-        whole = _joined(whole, tree, (), notes) if seen else tree
+        whole = joined(whole, tree, ()) if seen else tree
         seen.add((part.tree, id(heads)))
-
-    def leaf_of(value: Any, path: StatePath) -> Any:
-        if isinstance(value, _Ref):
-            return Leaf(path, None, value.kind, value.detail, number[value.name])
-        if isinstance(value, Opaque):
-            return values.opaque(value.class_path, value.payload)
-        return value if isinstance(value, Composite) else None
-
-    return values.pack(values.flatten(whole, leaf_of)), notes
-
-
-def _joined(first: Any, other: Any, path: StatePath, notes: list[str]) -> Any:
-    """`first`, with the dict entries that only `other` has; where values differ, the first's stays."""
-    if isinstance(first, dict) and isinstance(other, dict):
-        for key, item in other.items():
-            first[key] = _joined(first[key], item, (*path, key), notes) if key in first else item
-        return first
-    if isinstance(first, Composite) and isinstance(other, Composite) and first.kind == "per_rank":
-        for key, item in other.parts.items():
-            first.parts.setdefault(key, item)
-        return first
-    if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
-        first[:] = [
-            _joined(a, b, (*path, i), notes) for i, (a, b) in enumerate(zip(first, other, strict=True))
-        ]
-        return first
-    return first
+    notes = [f"{where} differs between ranks; the lowest rank's is kept" for where in differing]
+    return packed(whole), notes

@@ -134,7 +134,9 @@ class RankedSaver:
         """Says that this rank cannot do its part, so that no other waits for it until the deadline."""
         # Not all may have heard who writes what: it is said once more.
         self._unsaid = self._unsaid or self._agreement
-        reason = error.message if isinstance(error, CkptstoreError) else f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, CkptstoreError):  # with the remedy, unless that is the usual one
+            reason = error.message if error.hint == _UNTOUCHED else str(error)
         if attempt == self._ended:
             reason = ENDED  # each would only repeat all others
         try:

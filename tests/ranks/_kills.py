@@ -24,7 +24,7 @@ from tests.ranks.pool import RankPool
 
 WORLD = 4
 DEADLINE = 3.0
-STOPPED = 1.8 * DEADLINE
+STOPPED = 1.5 * DEADLINE
 """Seconds, so that all others have given up when it goes on."""
 
 STRUCK = 2

@@ -15,8 +15,9 @@ def test_real_ranks_that_are_killed_or_stopped_at_drawn_points(rank_pool, tmp_pa
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed)
     calls = count_calls(rank_pool, tmp_path / "count")
-    ranks = [0, 0, *draw.sample(range(1, WORLD), 3), 0]
-    for number, (rank, how) in enumerate(zip(ranks, ["kill", "stop"] * 3, strict=True)):
+    drawn = draw.sample(range(1, WORLD), 3)
+    struck = [(0, "kill"), (0, "stop"), (drawn[0], "kill"), (drawn[1], "stop"), (drawn[2], "kill")]
+    for number, (rank, how) in enumerate(struck):
         strike = Strike(rank, draw.randrange(1, calls[rank] + 1), how)
         try:
             strike_once(rank_pool, tmp_path / str(number), strike)
