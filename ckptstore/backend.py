@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import importlib.metadata
 import re
 import urllib.parse
@@ -234,6 +235,7 @@ def split_scheme(url: str) -> tuple[str, str]:
     return scheme.lower(), url
 
 
+@functools.cache
 def installed_schemes() -> dict[str, importlib.metadata.EntryPoint]:
     """Scheme -> entry point of every installed backend; none is imported."""
     return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}

@@ -84,11 +84,14 @@ class Checkpoint:
     Its facts (state, tags, metrics) are those of the moment it was looked up.
     """
 
-    def __init__(self, store: Store, tier: Tier, run: str, entry: Entry) -> None:
+    def __init__(
+        self, store: Store, tier: Tier, run: str, entry: Entry, place: tuple[int, int] | None = None
+    ) -> None:
         self._store = store
         self.tier = tier
         self._entry = entry
         self.run = run
+        self._place = place
 
     # --- facts --------------------------------------------------------------------------------
 
@@ -283,7 +286,7 @@ class Checkpoint:
             strict=strict,
             allow_pickle=allow_pickle,
             skip_samples=skip_samples,
-            place=place_in_torch(),
+            place=self._place or place_in_torch(),
         )
         with self.reading():
             return self.fill(state, options)

@@ -64,7 +64,7 @@ def local_boxes(
             continue
         if kind not in ("Shard", "_StridedShard"):
             raise UnsupportedValueError(
-                f"{where} is a DTensor with the placement {placement}, whose value is spread over ranks",
+                f"{where} is a DTensor with the placement {placement!r}, whose value is spread over ranks",
                 path=where,
                 hint="redistribute it to Replicate() or Shard(...) before saving",
             )

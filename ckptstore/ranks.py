@@ -151,12 +151,14 @@ class TorchRanks(Ranks):
         """Rank 0's word by one broadcast."""
         box: list[Any] = [(topic, say())] if self.leads else [None]
         with self._exchange(topic):
+            # It names the ranks that do not come; the exchange itself would only say that it timed out.
+            self._dist.monitored_barrier(self._group, self._timeout, wait_all_ranks=True)
             source = self._dist.get_global_rank(self._group, 0)
             self._dist.broadcast_object_list(box, src=source, group=self._group)
         return self._same_topic(topic, box[0])
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
-        """All words by one all-gather."""
+        """All words by one all-gather; it follows a broadcast, to which all ranks have come."""
         boxes: list[Any] = [None] * self.world_size
         with self._exchange(topic):
             self._dist.all_gather_object(boxes, (topic, mine), group=self._group)
@@ -165,8 +167,6 @@ class TorchRanks(Ranks):
     @contextlib.contextmanager
     def _exchange(self, topic: str) -> Iterator[None]:
         try:
-            # It names the ranks that do not come; the exchange itself would only say that it timed out.
-            self._dist.monitored_barrier(self._group, self._timeout, wait_all_ranks=True)
             yield
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

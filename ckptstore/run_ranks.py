@@ -68,6 +68,19 @@ class RunRanks(RunNotes):
         words = TierWords(self._tier, self.key, key)
         return KeyedRanks(options.rank, options.world_size, key, words, environment, options.deadline_seconds)
 
+    def _checkpoint(self, entry: Entry) -> Checkpoint:
+        return Checkpoint(self._store, self._tier, self.name, entry, self._place())
+
+    def _place(self) -> tuple[int, int] | None:
+        """(rank, world size) as this run was told; None where torch.distributed says. Asks no other rank."""
+        options = self._options
+        if options.rank is not None and options.world_size is not None:
+            return options.rank, options.world_size
+        if options.process_group is not None:
+            dist = sys.modules["torch.distributed"]
+            return dist.get_rank(options.process_group), dist.get_world_size(options.process_group)
+        return None
+
     def _topic(self, occasion: str) -> str:
         """A topic of its own for each occasion; all ranks count alike."""
         self._said += 1

@@ -75,7 +75,8 @@ def _by_rank(composite: Composite) -> Any:
     """What every rank kept of its own comes as a dict; other composites stay what they are."""
     if composite.kind != "per_rank":
         return composite
-    return PerRankValues({int(key): part for key, part in composite.parts.items()}, composite.head[0])
+    by_rank = {int(key): composite.parts[key] for key in sorted(composite.parts, key=int)}
+    return PerRankValues(by_rank, composite.head[0])
 
 
 def _pruned(node: Any, path: tuple[str, ...], selection: Selection) -> Any:

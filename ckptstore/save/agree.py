@@ -252,10 +252,13 @@ def _inflate(data: bytes, size: int, what: str) -> tuple[bytes, bytes]:
 def compared(layout: Layout, duty: Bools, counter: int, *, everything: bool = False) -> Bools:
     """bool, (chunks,): replicas that this rank does not write but hashes, to be compared.
 
-    All under 64 KiB always; of the rest a share that moves on from save to save, at most 5 % of the bytes
-    that this rank writes, so that each comes up in time.
+    All under 64 KiB always; of the rest each comes up once in a round of saves, and over a round they are
+    5 % of the bytes that this rank writes (of its largest chunk, if it writes less).
+
+    Args:
+        counter: of the save, from 1: where in the round it is.
     """
-    nbytes = layout.chunks.nbytes
+    nbytes = layout.chunks.nbytes.astype(np.int64)
     left = ~duty
     if everything:
         return left
@@ -263,11 +266,8 @@ def compared(layout: Layout, duty: Bools, counter: int, *, everything: bool = Fa
     large = np.flatnonzero(left & ~chosen)
     if not len(large):
         return chosen
-    budget = COMPARED_SHARE * float(nbytes[duty].sum())
-    start = counter % len(large)
-    for row in np.roll(large, -start):
-        budget -= float(nbytes[row])
-        if budget < 0:
-            break
-        chosen[row] = True
+    ends = np.cumsum(nbytes[large])
+    each = int(COMPARED_SHARE * max(int(nbytes[duty].sum()), int(nbytes.max())))
+    # A window of `each` bytes moves on around the round; what ends in it is compared.
+    chosen[large[(ends - (counter - 1) * each - 1) % ends[-1] < each]] = True
     return chosen
