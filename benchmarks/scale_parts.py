@@ -145,7 +145,7 @@ class Stage:
             node[last] = _Tensor(index)
 
         def leaf_of(value: object, path: tuple[object, ...]) -> Leaf | None:
-            return Leaf(path, None, "torch", None, value.index) if isinstance(value, _Tensor) else None  # type: ignore[arg-type]
+            return Leaf(path, None, "torch", None, value.index) if isinstance(value, _Tensor) else None
 
         return values.pack(values.flatten(state, leaf_of))
 

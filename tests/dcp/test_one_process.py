@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 from ckptstore.errors import (
     NotFoundError,
@@ -35,7 +35,8 @@ class Custom:
     def __eq__(self, other):
         return isinstance(other, Custom) and self.number == other.number
 
-    __hash__ = None
+    def __hash__(self):
+        return self.number
 
 
 def intents(run):

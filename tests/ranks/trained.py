@@ -6,6 +6,7 @@ Everything here is imported by the rank processes.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,21 +82,23 @@ class Training:
     def __init__(self, layout: str, kind: str, seed: int = 0, **options) -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(seed)
-        self.net, self.head = Net(), nn.Linear(7, 1)
+        net, head = Net(), nn.Linear(7, 1)
+        self.net: nn.Module = net
+        self.head: nn.Module = head
         self.data_rank, self.data_world = rank, world
         if layout == "fsdp":
             self._shard(init_device_mesh("cpu", (world,)))
         elif layout == "tp":
             mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
-            for block in self.net.blocks:
+            for block in net.blocks:
                 parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
             self._shard(mesh["dp"])
-            self.data_rank, self.data_world = mesh.get_coordinate()[0], world // 2
+            self.data_rank, self.data_world = mesh.get_local_rank("dp"), world // 2
         elif layout in ("ddp", "compile"):
             inner = torch.compile(self.net, backend="eager") if layout == "compile" else self.net
             self.net = nn.parallel.DistributedDataParallel(inner, find_unused_parameters=True)
             self.head = nn.parallel.DistributedDataParallel(self.head)
-        flags = {} if kind == "plain" else {kind: True}
+        flags: dict[str, Any] = {} if kind == "plain" else {kind: True}
         decayed = [p for p in self.net.parameters() if p.dim() > 1]
         others = [p for p in self.net.parameters() if p.dim() <= 1]
         self.adam = torch.optim.AdamW(
@@ -131,6 +134,7 @@ class Training:
         )
 
     def _shard(self, mesh) -> None:
+        assert isinstance(self.net, Net)
         for block in self.net.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(self.net, mesh=mesh)
