@@ -281,3 +281,46 @@ def test_c167_plain_values_that_differ_are_the_lowest_ranks_and_it_is_said(direc
         checkpoint = run_of(store).latest
         assert checkpoint.load()["loader"] == {"epoch": 1, "position": 100}
         assert "loader.position" in " ".join(checkpoint.record.state_info["replicas"])
+
+
+# --- C129 -----------------------------------------------------------------------------------------
+
+
+def save_tied(rank, world, directory):
+    mesh = init_device_mesh("cpu", (world,))
+    # One row on two ranks: the second holds nothing, so no memory shows it that the names are tied.
+    w = distribute_tensor(numbered(1, 4), mesh, [Shard(0)])
+    assert w.to_local().numel() == (4 if rank == 0 else 0)
+    return save(directory, {"model": {"wte": {"weight": w}, "head": {"weight": w}}})
+
+
+def test_c129_a_tie_holds_on_ranks_that_hold_nothing_of_it(directory):
+    assert shared_pool().run(save_tied, directory, world=2) == [None] * 2
+    model = loaded(directory)["model"]
+    assert torch.equal(model["wte"]["weight"], numbered(1, 4))
+    assert model["wte"]["weight"] is model["head"]["weight"]
+
+
+# --- C132 -----------------------------------------------------------------------------------------
+
+
+def save_here(rank, world, directories):
+    with ckptstore.open(directories[rank]) as store:
+        run = store.run("cases", rank=rank, world_size=world, session_key="job 1", deadline_seconds=2.0)
+        try:
+            run.save(1, {"w": LocalShard(np.ones(2), global_shape=(4,), offsets=(2 * rank,))}).result()
+        except ckptstore.CkptstoreError as error:
+            return str(error)
+        return None
+
+
+def test_c132_hosts_that_do_not_see_one_store_are_told_so(tmp_path):
+    directories = [str(tmp_path / name) for name in ("disk of host 0", "disk of host 1")]
+    for directory in directories:
+        ckptstore.init(directory).close()
+    first, second = shared_pool().run_plain(save_here, directories, world=2)
+    assert "rank 1 did not" in first
+    assert "a disk that all hosts share?" in second
+    for directory in directories:
+        with ckptstore.open(directory) as store:
+            assert store.run("cases").latest is None
