@@ -141,9 +141,10 @@ class TorchRanks(Ranks):
         self._timeout = datetime.timedelta(seconds=deadline_seconds)
         # NCCL would move these words through device memory, in the way of training: a group of our own.
         members = None if process_group is None else dist.get_process_group_ranks(process_group)
-        self._group = dist.new_group(
-            members, timeout=self._timeout, backend="gloo", use_local_synchronization=members is not None
-        )
+        with self._exchange("key"):
+            self._group = dist.new_group(
+                members, timeout=self._timeout, backend="gloo", use_local_synchronization=members is not None
+            )
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self.key = self.broadcast("key", lambda: environment.new_ulid().encode()).decode()
 
