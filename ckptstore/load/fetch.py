@@ -16,8 +16,10 @@ from ckptstore.errors import (
     ObjectNotFoundError,
     ShortReadError,
 )
-from ckptstore.load.host import HostShare, Run, Sharing
+from ckptstore.load.division import Run
+from ckptstore.load.host import HostShare
 from ckptstore.load.plan import Piece, Read, Want, plan
+from ckptstore.load.sharing import Sharing
 from ckptstore.pool import Pool, default_threads
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier

@@ -5,13 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from ckptstore import arrays
-from ckptstore.errors import StateMismatchError
 from ckptstore.load.build import Blob, Builder
 from ckptstore.load.live import (
     has_tensors,
@@ -24,6 +21,7 @@ from ckptstore.load.live import (
     takes_state_dict,
     unwritable,
 )
+from ckptstore.load.mismatch import SHOWN, raise_mismatch, unlike_array, unlike_shape
 from ckptstore.load.plan import Want
 from ckptstore.load.saved import OwnParts, Saved, own_parts
 from ckptstore.load.select import Selection
@@ -33,8 +31,6 @@ from ckptstore.model.targets import LOAD, LoadLike
 from ckptstore.model.unpack import walk
 from ckptstore.shards import Held, MayDiffer, PerRank
 from ckptstore.tier.contents import Contents
-
-_SHOWN = 12
 
 
 class Matcher:
@@ -127,7 +123,7 @@ class Matcher:
             if not any(self._selection.wants(stored) for stored in (name, *absent.names)):
                 continue
             if self._strict:
-                kept = ", ".join(str(key) for key in absent.keys[:_SHOWN])
+                kept = ", ".join(str(key) for key in absent.keys[:SHOWN])
                 self._problems.append(
                     f"{name}: kept by each rank of its own ({kept}), there is none of {absent.key} for rank "
                     f"{self._rank} of {self._world_size}; PerRank(..., key=) in the state chooses one"
@@ -141,21 +137,7 @@ class Matcher:
         if self._strict:
             problems += [f"missing in the checkpoint: {name}" for name in self.missing]
             problems += [f"not in this state: {name}" for name in self.unexpected]
-        if not problems:
-            return
-        shown = "\n  ".join(problems[:_SHOWN])
-        more = f"\n  ... and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise StateMismatchError(
-            f"{self._contents} does not fit this state; nothing was loaded:\n  {shown}{more}",
-            problems=problems,
-            hint=self._hint(),
-        )
-
-    def _hint(self) -> str:
-        prefix = _common_prefix(self.missing, self.unexpected)
-        if prefix is not None:
-            return prefix
-        return "strict=False takes the names that both have; rename=, only=, exclude= and cast= relax by name"
+        raise_mismatch(self._contents, problems, self.missing, self.unexpected)
 
     # --- arrays -------------------------------------------------------------------------------
 
@@ -172,37 +154,14 @@ class Matcher:
         tensor = self._layout.tensors[index]
         held = held_in(value, path)
         info = arrays.describe(held.array, path)
-        if held.shape != tensor.shape:
-            self._problems.append(
-                f"{name}: shape {list(held.shape)} here, {list(tensor.shape)} in the checkpoint"
-            )
+        reason = unlike_array(held, info.dtype.name, self._contents, index, name, self._selection)
+        if reason is not None:
+            self._problems.append(f"{name}: {reason}")
             return
-        if info.dtype.name != tensor.dtype.name and not self._selection.may_cast(name):
-            self._problems.append(
-                f"{name}: dtype {info.dtype.name} here, {tensor.dtype.name} in the checkpoint "
-                f"(cast={name!r} converts it)"
-            )
-            return
-        for reason in (unwritable(held), self._unlike_dates(held.array, index)):
-            if reason is not None:
-                self._problems.append(f"{name}: {reason}")
-                return
         tie = memory_of(held, path)
         if tie is not None and self._is_filled_already(tie, index, name):
             return
         self._fill(held, index, tensor, self.wants, cast=info.dtype.name != tensor.dtype.name)
-
-    def _unlike_dates(self, value: Any, index: int) -> str | None:
-        """Dates and times are stored as numbers of a unit: another unit would be another time."""
-        # Only numpy arrays have such units; for all else the tree need not be decoded for them once more.
-        is_numpy = self._layout.tensors[index].kind == "numpy"
-        detail = self._contents.details.get(index) if is_numpy else None
-        here = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else None
-        there = np.dtype(detail).newbyteorder("=") if detail is not None and detail[1:2] in "mM" else None
-        is_date = here is not None and here.kind in "mM"
-        if (is_date or there is not None) and here != there:
-            return f"{here or 'a tensor'} here, {there or 'plain numbers'} in the checkpoint"
-        return None
 
     def _is_filled_already(self, tie: tuple[Any, ...], index: int, name: str) -> bool:
         """Whether this memory is filled under another name; a conflict if by another tensor."""
@@ -244,9 +203,7 @@ class Matcher:
         tensor = self._layout.tensors[saved.index]
         self._taken.add(saved.index)
         if tuple(like.shape) != tensor.shape:
-            self._problems.append(
-                f"{_name_of(path)}: shape {list(like.shape)} here, {list(tensor.shape)} in the checkpoint"
-            )
+            self._problems.append(f"{_name_of(path)}: {unlike_shape(like.shape, tensor.shape)}")
             return LOAD
         key = (saved.index, id(like))
         if key not in self._made_like:
@@ -384,18 +341,3 @@ def _holds_saved(node: Any) -> bool:
 
 def _name_of(path: StatePath) -> str:
     return ".".join(str(key) for key in path)
-
-
-def _common_prefix(missing: Iterable[str], unexpected: Iterable[str]) -> str | None:
-    """The remedy where names differ by a wrapper's prefix only (``_orig_mod.``, ``module.``)."""
-    here, there = set(missing), set(unexpected)
-    if not here or not there:
-        return None
-    for prefix in ("_orig_mod.", "module.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
-        if any(prefix in name for name in there) and {n.replace(prefix, "") for n in there} == here:
-            return (
-                f"the checkpoint's names carry {prefix!r}: rename=lambda name: name.replace({prefix!r}, '')"
-            )
-        if any(prefix in name for name in here) and {n.replace(prefix, "") for n in here} == there:
-            return f"this state's names carry {prefix!r}: pass the unwrapped module, or a TrainState"
-    return None

@@ -59,11 +59,11 @@ def read(directory: Path, *, allow_pickle: bool) -> Source:
                 raise DocumentError(f"{directory} has no file {name}, where parts of the state should lie")
             files[name] = SourceFile(directory / name, buffers, keep_open=keep_open)
         found = _Items(directory, files, buffers, allow_pickle=allow_pickle).read(metadata)
+        tree = _nested(directory, found, metadata.paths)
     except BaseException:
         for file in files.values():
             file.close()
         raise
-    tree = _nested(directory, found, metadata.paths)
     whole = tuple(
         value
         for name, value in found.items()

@@ -25,7 +25,8 @@ from ckptstore import arrays
 from ckptstore.backend import Backend
 from ckptstore.environment import Environment
 from ckptstore.errors import BackendError, ChunkDamagedError, CkptstoreError, DeadlineError
-from ckptstore.load import host as host_module
+from ckptstore.load import segment
+from ckptstore.load.division import Assignment, Places
 from ckptstore.load.fetch import Fetched, Fetcher
 from ckptstore.load.host import HostShare, host_peers, this_host
 from ckptstore.load.plan import Want
@@ -269,8 +270,8 @@ def test_odd_sizes(tmp_path, place):
 @pytest.mark.parametrize("budget", [1, 1000, CHUNK // 4 + 1, 3 * CHUNK])
 def test_a_small_budget_bounds_the_memory(large, place, monkeypatch, budget):
     made: list[int] = []
-    fill = host_module._fill
-    monkeypatch.setattr(host_module, "_fill", lambda fd, at, n: made.append(n) or fill(fd, at, n))
+    fill = segment.fill
+    monkeypatch.setattr(segment, "fill", lambda fd, at, n: made.append(n) or fill(fd, at, n))
     wants = [large.all for _ in range(4)]
     outcomes = together(large, wants, place, budget_bytes=budget)
     assert check_once(outcomes) == sum(a.nbytes for a in large.arrays.values())
@@ -332,7 +333,7 @@ def test_the_division(seed):
     )
     needs = random.random((4, 300)) < 0.3
     budget = int(random.integers(1, 40_000))
-    assignment = host_module._Assignment(contents, host_module._Places.of(contents), needs, budget)
+    assignment = Assignment(contents, Places.of(contents), needs, budget)
     capacity = assignment.longest + 64 + int(random.integers(0, 2 * assignment.longest))
     runs = assignment.runs(capacity)
     assert (assignment.read_of_row >= 0).tolist() == needs.any(axis=0).tolist()
@@ -375,17 +376,17 @@ def test_no_place_to_share(large, place, caplog):
 
 @pytest.mark.parametrize("last", ["header", "ring"])
 def test_no_room(large, place, monkeypatch, caplog, last):
-    fill = host_module._fill
+    fill = segment.fill
     room = 0 if last == "header" else 4096
-    monkeypatch.setattr(host_module, "_fill", lambda fd, at, n: n <= room and fill(fd, at, n))
+    monkeypatch.setattr(segment, "fill", lambda fd, at, n: n <= room and fill(fd, at, n))
     wants = [large.all for _ in range(3)]
     check_alone(large, wants, together(large, wants, place, join_seconds=0.3))
     assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
 
 
 def test_little_room_makes_a_smaller_ring(large, place, monkeypatch):
-    fill = host_module._fill
-    monkeypatch.setattr(host_module, "_fill", lambda fd, at, n: n < 3 * CHUNK and fill(fd, at, n))
+    fill = segment.fill
+    monkeypatch.setattr(segment, "fill", lambda fd, at, n: n < 3 * CHUNK and fill(fd, at, n))
     wants = [large.all for _ in range(3)]
     check_once(together(large, wants, place))
     for each in wants:

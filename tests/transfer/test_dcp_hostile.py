@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pathlib
 import pickle
 import zipfile
 
@@ -29,6 +30,8 @@ def _refused(store, path, words, error=CkptstoreError, **options):
     with pytest.raises(error, match=words):
         import_(store.run("r"), path, step=0, **options)
     assert not store.run("r").exists
+    is_open = [link.resolve() for link in pathlib.Path("/proc/self/fd").iterdir()]
+    assert not [link for link in is_open if link.is_relative_to(path)], "a refused file is not left open"
 
 
 def _chunks(*boxes):
