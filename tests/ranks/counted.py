@@ -17,7 +17,7 @@ from ckptstore import shards
 from ckptstore.backend import Backend, ReadableBuffer
 from ckptstore.config import resolve
 from ckptstore.environment import Environment
-from ckptstore.load import host, plan
+from ckptstore.load import division, plan
 from ckptstore.model.boxes import Box
 from ckptstore.store import Store
 from ckptstore.testing import FaultBackend
@@ -124,7 +124,7 @@ def load_case(rank: int, _world: int, directory: str, case: Case, key: str) -> L
     with (
         counted_store(directory) as (store, backend),
         mock.patch.object(plan, "MAX_GAP_BYTES", 0),
-        mock.patch.object(host, "MAX_GAP_BYTES", 0),
+        mock.patch.object(division, "MAX_GAP_BYTES", 0),
     ):
         run = run_of(store, rank, side, key)
         if case.together:
