@@ -65,6 +65,12 @@ class RankOptions:
 
 def check_place(rank: int, world_size: int) -> None:
     """That there can be such a rank; raises UsageError."""
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UsageError(
+                f"{name} must be an int, not {value!r}",
+                hint="environment variables are text: int(os.environ[...])",
+            )
     if world_size < 1 or not 0 <= rank < world_size:
         raise UsageError(
             f"rank {rank} of world_size {world_size} is impossible", hint="0 <= rank < world_size"

@@ -67,6 +67,7 @@ class Run(RunResume):
     def __init__(self, store: Store, name: str, options: RankOptions | None = None) -> None:
         super().__init__(store, name, options)
         self._session: Session | None = None
+        self._session_ranks: Ranks | None = None  # whose session it is
         self._saver: RankedSaver | None = None
         self._opened = 0
         self._opened_by: Ranks | None = None
@@ -114,7 +115,9 @@ class Run(RunResume):
         Example:
             >>> run.save(500, {"model": model, "optimizer": optimizer}, metrics={"loss": 2.1})
         """
-        self._raise_untold()
+        if self._pending is not None and self._pending.has_untold_error:
+            self._count_call(check_step(step))
+            self._pending.raise_error()
         started = self._tier.environment.monotonic()
         number = check_step(step)
         if origin not in ORIGINS:
@@ -187,6 +190,15 @@ class Run(RunResume):
             self._saver.cannot(attempt, error)
             raise
         return self._saver.save(attempt, request, flat, bases)
+
+    def _count_call(self, step: int) -> None:
+        """A call of save that only tells of the failure before: other ranks, told already, may be saving."""
+        saver, session = self._saver, self._session
+        if saver is None or saver.session is not session or self._session_lost or not session.is_mine:
+            return
+        if self._session_ranks is self._ranks and not self._begins_anew:
+            said_late = SaveFailedError("it was told only now that its save before had failed")
+            saver.cannot(session.next_attempt(step), said_late)
 
     def _finish(self, pending: PendingSave, session: Session, saved: Saved | CommitRecord) -> None:
         if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
@@ -277,7 +289,9 @@ class Run(RunResume):
     def _current_session(self) -> Session:
         """The session to save in: the open one, or a new one where the last does not go on."""
         session = self._session
-        if session is None or not session.is_mine or self._begins_anew:
+        # torch.distributed may have been initialized since, or anew and with other ranks.
+        is_ours = session is not None and session.is_mine and self._session_ranks is self._ranks
+        if session is None or not is_ours or self._begins_anew:
             return self._open_session(self._resume_point, rewound=False)
         return session
 
@@ -320,7 +334,7 @@ class Run(RunResume):
             self._came_late = not ranks.leads
             raise
         base: Contents | None = None if resumed_from is None else resumed_from.contents
-        self._session = Session(self._tier, epoch, base)
+        self._session, self._session_ranks = Session(self._tier, epoch, base), ranks
         self._resume_point, self._begins_anew = resumed_from, False
         return self._session
 

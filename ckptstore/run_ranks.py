@@ -12,7 +12,7 @@ import msgpack
 
 from ckptstore import errors
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import CkptstoreError
+from ckptstore.errors import CkptstoreError, UsageError
 from ckptstore.load.host import HostShare, host_peers, this_host
 from ckptstore.model.history import Entry, Facts
 from ckptstore.ranks import KeyedRanks, RankOptions, Ranks, Solo, TorchRanks, need_session_key
@@ -59,7 +59,13 @@ class RunRanks(RunNotes):
         options, environment = self._options, self._tier.environment
         if options.in_torch:
             dist = sys.modules["torch.distributed"]
-            if dist.get_world_size(options.process_group) == 1:
+            size = dist.get_world_size(options.process_group)
+            if size < 1:
+                raise UsageError(
+                    f"run {self.name!r}: rank {dist.get_rank()} is not in its process_group=",
+                    hint="make the calls of a run on the ranks of its group only",
+                )
+            if size == 1:
                 return Solo()
             return TorchRanks(options.process_group, environment, options.deadline_seconds)
         if options.rank is None or options.world_size is None or options.world_size == 1:

@@ -87,7 +87,7 @@ class HostShare:
             rank=index if rank is None else rank,
             environment=environment or Environment(),
             budget_bytes=budget_bytes,
-            join_seconds=join_seconds,
+            join_seconds=min(join_seconds, deadline_seconds),
             deadline_seconds=deadline_seconds,
         )
         self._used = False

@@ -106,6 +106,10 @@ class Agreement:
         """bool, (chunks,): rows whose box was in a layout that this was made from."""
         return self._rows_of(layout) >= 0
 
+    def shared(self, layout: Layout) -> Bools:
+        """bool, (chunks,): rows that several ranks held when this was made."""
+        return self._writers_of(layout) >= 0
+
     def _writers_of(self, layout: Layout) -> npt.NDArray[np.int32]:
         """int32, (chunks,): who writes each chunk of `layout`; -1 where that is not agreed."""
         rows = self._rows_of(layout)

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class Merger:
             np.full(len(place), CODEC_RAW, np.uint8),
         )
         _check_places(locations, keys, what)
-        tree, tree_notes = self._merge_trees(parts, layout)
+        tree, tree_notes = self._merge_trees(parts, layout, what, replicas)
         components = tuple(dict.fromkeys(name for part in parts for name in part.components))
         digests = Digests(rows.digest.take(choice.row, axis=0))
         self.known.keep(self._layouts)
@@ -97,15 +97,19 @@ class Merger:
         self._layouts, self._joined, self._trees, self._choice = layouts, joined, None, None
         return joined
 
-    def _merge_trees(self, parts: list[Part], layout: Layout) -> tuple[bytes, list[str]]:
+    def _merge_trees(
+        self, parts: list[Part], layout: Layout, what: str, replicas: str
+    ) -> tuple[bytes, list[str]]:
         """As :func:`merge_trees`; the last answer again while no tree has changed."""
         distinct: dict[tuple[int, bytes], Part] = {}
         for part, same in zip(parts, self._layouts, strict=True):
             distinct.setdefault((id(same.heads), part.tree), part)
         given = list(distinct)
         if self._trees is None or self._trees[0] != given:
-            made = merge_trees(list(distinct.values()), layout.by_name)
-            self._trees = (given, *made)
+            tree, notes, lost = merge_trees(list(distinct.values()), layout.by_name)
+            if replicas == "strict":
+                _raise(lost, what)
+            self._trees = (given, tree, notes)
         return self._trees[1:]
 
 
@@ -267,14 +271,21 @@ class _Ref:
     detail: str | None
 
 
-def merge_trees(parts: list[Part], number: Mapping[str, int]) -> tuple[bytes, list[str]]:
-    """The tree of the lowest rank, with what only others have added, its tensors numbered anew."""
+def merge_trees(parts: list[Part], number: Mapping[str, int]) -> tuple[bytes, list[str], list[str]]:
+    """The tree of the lowest rank, with what only others have added, its tensors numbered anew.
+
+    Returns:
+        It; notes on what differs; and a problem for each tensor that has no place in it, for a lower rank
+        has a value or a container of another kind or length there. No load would ever give it back.
+    """
+    placed: set[int] = set()
     seen: set[tuple[bytes, int]] = set()
     differing: dict[str, None] = {}
     whole: Any = None
 
     def leaf_of(value: Any, path: StatePath) -> Any:
         if isinstance(value, _Ref):
+            placed.add(number[value.name])
             return Leaf(path, None, value.kind, value.detail, number[value.name])
         if isinstance(value, Opaque):
             return values.opaque(value.class_path, value.payload)
@@ -314,4 +325,18 @@ def merge_trees(parts: list[Part], number: Mapping[str, int]) -> tuple[bytes, li
         whole = joined(whole, tree, ()) if seen else tree
         seen.add((part.tree, id(heads)))
     notes = [f"{where} differs between ranks; the lowest rank's is kept" for where in differing]
-    return packed(whole), notes
+    placed.clear()  # of the comparisons above
+    tree_bytes = packed(whole)
+    return tree_bytes, notes, _lost(parts, number, placed)
+
+
+def _lost(parts: list[Part], number: Mapping[str, int], placed: Container[int]) -> list[str]:
+    """A line for each tensor that is in no place, unless it may differ between ranks by design."""
+    lost: dict[int, str] = {}
+    for part in parts:
+        for name in part.layout.heads.names:
+            if number[name] not in placed and name not in part.may_differ:
+                lost.setdefault(
+                    number[name], f"{name} of rank {part.rank} is no tensor in the state of a lower rank"
+                )
+    return list(lost.values())

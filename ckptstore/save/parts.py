@@ -27,6 +27,7 @@ class Start:
     Attributes:
         pins: (run key, attempt) of the records that may be reused.
         plan: who writes what is said anew, in ``plan.mp`` beside this.
+        world_size: how many ranks rank 0 waits for; 0: as many as come.
     """
 
     attempt: str
@@ -34,6 +35,7 @@ class Start:
     counter: int
     pins: tuple[tuple[str, str], ...]
     plan: bool = False
+    world_size: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def decode_start(data: bytes, what: str) -> Start:
         fields.get("counter", int),
         tuple(pins),
         fields.get("plan", bool),
+        fields.get("world_size", int),
     )
 
 

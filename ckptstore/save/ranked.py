@@ -20,7 +20,9 @@ from ckptstore.errors import (
     DeadlineError,
     SaveFailedError,
     SessionSupersededError,
+    UsageError,
 )
+from ckptstore.model.cuts import Int64s
 from ckptstore.model.ids import Attempt, Digest
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.layout import Layout
@@ -81,6 +83,7 @@ class RankedSaver:
         self._layouts: list[Layout] | None = None  # what the agreement was made from (rank 0)
         self._unsaid: Agreement | None = None  # made since, and not heard by all yet (rank 0)
         self._remembered: Remembered | None = None
+        self._remembered_rows: tuple[Layout, Int64s] | None = None  # which chunks of which layout these are
         self._told_layout: Digest | None = None  # of this rank's part of the last committed save
         self._warned = False
         self._decided: Room | None = None  # of the last commit, to be cleared (rank 0)
@@ -231,7 +234,8 @@ class RankedSaver:
             alive = tuple(pin for pin in pins if pin in surviving)
             if self._unsaid is not None:
                 room.say_plan(self._unsaid)
-            room.say_start(Start(str(attempt), request.step, attempt.number, alive, self._unsaid is not None))
+            says_plan, world_size = self._unsaid is not None, self._ranks.world_size
+            room.say_start(Start(str(attempt), request.step, attempt.number, alive, says_plan, world_size))
             self._agreement = self._unsaid or self._agreement
             index = self._index([(pin, pins[pin]) for pin in alive])
             phases.end("prepare")
@@ -351,8 +355,16 @@ class RankedSaver:
 
     def _follow(self, room: Room, attempt: Attempt, flat: FlatState) -> Part:
         start = self._await_start(room, attempt)
+        if start.world_size != self._ranks.world_size:
+            raise UsageError(
+                f"rank 0 saves with {start.world_size} ranks, rank {self._ranks.rank} with "
+                f"{self._ranks.world_size}",
+                hint="give all ranks the same world_size=",
+            )
         if start.plan:
-            self._agreement = self._await_plan(room, attempt)
+            plan = self._await_plan(room, attempt)
+            self._forget_others(plan)
+            self._agreement = plan
         part = self._write(attempt, flat, self._index([(pin, None) for pin in start.pins]))
         # Rank 0 keeps the layouts of the last committed save.
         told, self._told_layout = self._told_layout, None
@@ -487,7 +499,20 @@ class RankedSaver:
         locations = Locations(part.objects[mine], part.offsets[mine], lengths, np.zeros(len(mine), np.uint8))
         digests: list[Digest] = [part.digests[row] for row in mine.tolist()]
         self._remembered = Remembered(record, digests, locations, part.keys)
+        self._remembered_rows = part.layout, mine
         self._told_layout = part.layout.digest
+
+    def _forget_others(self, plan: Agreement) -> None:
+        """What was agreed to be one rank's and had become several ranks' was written by each of them.
+
+        One copy was kept, perhaps another rank's: a pin does not hold ours.
+        """
+        if self._remembered is None or self._remembered_rows is None or self._agreement is None:
+            return
+        layout, mine = self._remembered_rows
+        kept = (self._agreement.shared(layout) | ~plan.shared(layout))[mine]
+        self._remembered = self._remembered.only(kept)
+        self._remembered_rows = layout, mine[kept]
 
     def _backoff(self, patience: float = 1.0) -> Backoff:
         seconds = self._options.deadline_seconds * patience

@@ -11,6 +11,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ckptstore.backend import Backend
 from ckptstore.errors import BackendError, DamageError, NotAnObjectError, ObjectNotFoundError
 from ckptstore.model.ids import Digest
@@ -46,6 +49,13 @@ class Remembered:
     digests: Sequence[Digest]
     locations: Locations
     keys: KeyList
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> Remembered:
+        """Without the chunks that are not `kept`: bool, (chunks,)."""
+        at = self.locations
+        locations = Locations(at.object[kept], at.offset[kept], at.length[kept], at.codec[kept])
+        digests = [self.digests[row] for row in np.flatnonzero(kept).tolist()]
+        return dataclasses.replace(self, digests=digests, locations=locations)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -201,6 +201,13 @@ def test_many_ranks_without_a_key_are_refused(ranks, monkeypatch):
     assert len(set(ranks.each(alike))) == 1
 
 
+@pytest.mark.parametrize("given", [{"rank": "1", "world_size": 2}, {"rank": 0, "world_size": 2.0}])
+def test_a_rank_that_is_no_int_is_refused_with_the_remedy(ranks, given):
+    with pytest.raises(UsageError, match=r"must be an int, not ('1'|2\.0)") as caught:
+        ranks[0].store.run(NAME, session_key="any", **given)
+    assert "int(os.environ" in caught.value.hint
+
+
 # --- one save ---------------------------------------------------------------------------------
 
 
@@ -300,6 +307,27 @@ def test_a_tensor_that_appears_later_is_written_by_all_once_and_then_by_one(rank
     ranks.each(grown(3))
     assert sum(len(found) for found in objects_of(ranks, 3).values()) == 1
     assert ranks[0].run[3].load()["extra"]["new"][0] == 3
+
+
+def test_only_objects_that_a_pin_holds_are_reused_when_others_come_to_hold_a_tensor(ranks):
+    def save_with(holders: set[int], step: int) -> plain.Work:
+        def work(rank: Rank) -> ckptstore.Checkpoint:
+            state: dict[str, Any] = {"own": {str(rank.rank): np.arange(20000) - 1e6 * rank.rank}}
+            if rank.rank == 1:  # so that rank 2 has the least to write
+                state["own"]["more"] = np.arange(40000)
+            if rank.rank in holders:
+                state["ema"] = {"w": np.arange(20000) + 0.25 * min(step, 2)}
+            return rank.run.save(step, state).result()
+
+        return work
+
+    ranks.each(save_with({2}, 1))
+    second = ranks.each(save_with({1, 2}, 2))[0]  # both write it, and rank 1's is kept
+    third = ranks.each(save_with({1, 2}, 3))[0]
+    held = set(Contents(ranks.tier, second.record).keys.keys)
+    found = set(Contents(ranks.tier, third.record).keys.keys)
+    assert {key for key in found - held if third.id not in key} == set()
+    assert (ranks[0].run[3].load()["ema"]["w"] == np.arange(20000) + 0.5).all()
 
 
 def test_a_state_of_other_shapes_later_is_agreed_on_anew(ranks):
@@ -433,6 +461,29 @@ def test_storage_that_fails_for_one_rank_fails_the_save_of_all_with_its_reason(r
     ranks[3].points.script.clear()
     ranks.each(save(3))
     assert check_place(ranks.place) == [1, 3]
+
+
+def test_a_rank_that_is_told_of_a_failure_only_by_its_next_save_keeps_no_other_waiting(ranks):
+    ranks.each(save(1))
+
+    def asking(step: int, bad: int | None = None) -> plain.Work:
+        def work(rank: Rank) -> Any:
+            state = {"x": object()} if rank.rank == bad else rank.state(step)
+            pending = rank.run.save(step, state)
+            return pending.result() if rank.rank != 2 else pending
+
+        return work
+
+    ranks.try_each(asking(2, bad=0))
+    assert sorted(errors_of(list(ranks))) == [0, 1, 3], "rank 2 has not asked"
+    started = ranks.now
+    ranks.try_each(asking(3))
+    assert "step 2 failed" in str(ranks[2].error)
+    for other in (0, 1, 3):
+        assert "rank 2: it was told only now" in str(ranks[other].error)
+    assert ranks.now - started < DEADLINE / 2
+    ranks.each(asking(4))
+    assert check_place(ranks.place) == [1, 4]
 
 
 # --- one outcome ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 
 import ckptstore
 from ckptstore import PerRank
-from ckptstore.errors import CkptstoreError, SaveFailedError
+from ckptstore.errors import CkptstoreError, SaveFailedError, UsageError
 from ckptstore.shards import MayDiffer
 from tests.ranks.counted import counted_store
 from tests.ranks.layouts import bytes_of
@@ -281,3 +281,83 @@ def test_elements_that_no_rank_holds_fail_the_save_by_name(rank_pool, directory)
     for message in rank_pool.run(save_with_a_gap, directory, world=2):
         assert "model.w" in message
         assert "2 of 6 elements are not covered" in message
+
+
+LOST = {
+    "nothing": (None, {"w": torch.ones(3)}, "state.w"),
+    "a value": (1.5, torch.ones(3), "state"),
+    "a shorter list": ([torch.zeros(3)], [torch.zeros(3), torch.ones(3)], "state[1]"),
+}
+
+
+def save_unlike(rank, _world, directory, states, options):
+    with ckptstore.open(directory) as store:
+        try:
+            return run_of(store, **options).save(1, {"ema": {"state": states[rank]}}).result().step
+        except SaveFailedError as error:
+            return error.message
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_tensor_that_has_no_place_in_the_state_of_a_lower_rank_fails_the_save_by_name(
+    rank_pool, directory, case
+):
+    first, second, path = LOST[case]
+    for message in rank_pool.run(save_unlike, directory, (first, second), {}, world=2):
+        assert "ema.state" in message
+        assert path.replace("[", ".").replace("]", "") in message
+        assert "rank 1" in message
+    with ckptstore.open(directory) as store:
+        assert run_of(store).latest is None
+
+
+def test_what_may_differ_by_design_or_by_wish_may_have_another_structure(rank_pool, directory):
+    first, second, _ = LOST["a shorter list"]
+    by_design = (MayDiffer(first), MayDiffer(second))
+    assert rank_pool.run(save_unlike, directory, by_design, {}, world=2) == [1, 1]
+    options = {"replicas": "warn"}
+    assert rank_pool.run(save_unlike, directory, (first, second), options, world=2) == [1, 1]
+
+
+# --- other ranks than before ----------------------------------------------------------------------
+
+
+def save_in_changing_groups(rank, world, directory):
+    """Alone, then with all, then with one less: one run, saved in each."""
+    alone = run_of(store := ckptstore.open(directory))
+    found = []
+
+    def save(step):
+        found.append(alone.save(step, {"model": {"w": torch.full((4,), step)}}).result().step)
+
+    if rank == 0:
+        save(1)
+    for step, size in ((2, world), (3, world - 1)):
+        if rank < size:
+            torch.distributed.init_process_group(
+                "gloo", init_method=f"file://{directory}.rendezvous{step}", rank=rank, world_size=size
+            )
+            save(step)
+            torch.distributed.destroy_process_group()
+    store.close()
+    return found
+
+
+def test_a_run_goes_on_when_torch_distributed_is_initialized_or_initialized_anew(rank_pool, directory):
+    found = rank_pool.run_plain(save_in_changing_groups, directory, world=3)
+    assert found == [[1, 2, 3], [2, 3], [2]]
+
+
+def save_outside(rank, _world, directory):
+    group = torch.distributed.new_group([0, 1])
+    with ckptstore.open(directory) as store:
+        run = run_of(store, process_group=group)
+        if rank == 2:
+            with pytest.raises(UsageError, match="rank 2") as caught:
+                run.save(1, {"model": {"w": torch.zeros(4)}})
+            return "replicas" in caught.value.message
+        return run.save(1, {"model": {"w": torch.zeros(4)}}).result().step == 1
+
+
+def test_a_process_outside_of_the_group_of_a_run_is_told_so(rank_pool, directory):
+    assert rank_pool.run(save_outside, directory, world=3) == [True] * 3
