@@ -103,6 +103,7 @@ def struck_save(
             run.save(STRUCK, state_of(STRUCK, rank, world)).result()
         except (SaveFailedError, DeadlineError) as error:
             told = str(error)
+        backend.strike = None  # a save that polled less than it did when counted has fewer calls
         calls = len(backend.log) - before
         if strike is None or strike.how == "stop":
             dist.barrier()  # as the next step of a training: the stopped rank is waited for

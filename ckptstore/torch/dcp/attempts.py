@@ -146,7 +146,7 @@ def join(
             cls = SaveFailedError if wait is None else DeadlineError
             raise cls(
                 f"the coordinator has not begun to save {checkpoint_id!r} in session {session.epoch.session} "
-                f"of run {session.epoch.run!r}",
+                f"of run {session.epoch.run!r}, or a rank that failed has ended it",
                 hint="all ranks must save the same run under the same checkpoint_id, to the same store",
             )
     key = layout.start_key(str(attempt))
