@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import io
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ import blake3
 import numpy as np
 
 import ckptstore
+from benchmarks.manifest import command
 from benchmarks.scale_parts import CHUNK_BYTES, Mesh
 from ckptstore.load.plan import Want, plan
 from ckptstore.model.ids import Attempt
@@ -303,18 +303,6 @@ def read(url: str, mesh: Mesh) -> dict[str, Any]:
         "needed": needed,
         "peak_bytes": peak_bytes(),
     }
-
-
-def command(place: Path, arguments: list[str]) -> None:
-    """A command as a process would run it after its imports."""
-    from ckptstore.cli.app import app
-
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            app.main(["-s", str(place), *arguments])
-    except SystemExit as end:
-        if end.code:
-            raise RuntimeError(f"{arguments} ended with {end.code}") from end
 
 
 # --- what comes out ----------------------------------------------------------------------------------------

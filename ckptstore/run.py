@@ -115,11 +115,11 @@ class Run(RunResume):
         Example:
             >>> run.save(500, {"model": model, "optimizer": optimizer}, metrics={"loss": 2.1})
         """
+        number = check_step(step)
         if self._pending is not None and self._pending.has_untold_error:
-            self._count_call(check_step(step))
+            self._count_call(number)
             self._pending.raise_error()
         started = self._tier.environment.monotonic()
-        number = check_step(step)
         if origin not in ORIGINS:
             raise UsageError(f"origin must be one of {', '.join(ORIGINS)}, not {origin!r}")
         given = _Given(number, state, metrics, metadata, tuple(tags), allow_pickle, origin)
@@ -162,6 +162,13 @@ class Run(RunResume):
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
+        uncovered = flat.layout.check_coverage() if ranks.world_size == 1 else []
+        if uncovered:
+            raise UnsupportedValueError(
+                f"shards are missing of what one rank alone saves: {'; '.join(uncovered[:8])}",
+                hint="several ranks save together under torch.distributed, or by rank=, world_size= and "
+                "session_key= of store.run",
+            )
         plain = dict(given.metadata or {})
         check_metadata(plain)
         request = SaveRequest(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from ckptstore.errors import (
     CkptstoreError,
-    DamageError,
     DeadlineError,
     SaveFailedError,
     SessionSupersededError,
@@ -28,26 +28,27 @@ from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitEnd, CommitRecord
 from ckptstore.model.tables import Locations
-from ckptstore.pool import Pool, default_threads
 from ckptstore.ranks import Backoff, RankOptions, Ranks, show_ranks
 from ckptstore.save.agree import Agreement, compared
 from ckptstore.save.commit import Saved, SaveRequest, commit
 from ckptstore.save.flatten import FlatState
 from ckptstore.save.merge import Merger
-from ckptstore.save.parts import COMPARED, LEFT, WRITTEN, Part, Start
+from ckptstore.save.parts import WRITTEN, Part, Start
 from ckptstore.save.phases import Phases
-from ckptstore.save.reuse import Remembered, Reusable, ReuseIndex
+from ckptstore.save.reuse import Remembered, Reusable, ReuseIndex, pinned_contents
 from ckptstore.save.room import ENDED, Room, reasons_of
-from ckptstore.save.saver import Reporter, fence
+from ckptstore.save.saver import Reporter, give_up
 from ckptstore.save.session import Session
+from ckptstore.save.share import write_part
 from ckptstore.save.tables import TableWriter
-from ckptstore.save.write import Writer
 from ckptstore.tier import commits, layout
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.intents import Intent, Pin
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
+
+T = TypeVar("T")
 
 _PATIENCE = 1.2
 """Who waits for rank 0 waits a little longer than rank 0 waits for the others: its word says more."""
@@ -150,9 +151,7 @@ class RankedSaver:
         self._give_up(attempt, error)
 
     def _give_up(self, attempt: Attempt, error: BaseException) -> None:
-        # Where creation is not exclusive, a VOID of ours could overwrite the record: only rank 0 may.
-        if self._ranks.leads or self._tier.backend.capabilities.create_if_absent:
-            fence(self._tier, self.session, str(attempt), error)
+        give_up(self._tier, self.session, str(attempt), error, leads=self._ranks.leads)
 
     def _told(self, attempt: Attempt, error: BaseException) -> BaseException:
         """The error as callers see it."""
@@ -175,17 +174,7 @@ class RankedSaver:
             room.say_holding(self._ranks.rank, flat.layout, flat.may_differ)
             self._agreement = self._await_plan(room, attempt)
             return
-        others = range(1, self._ranks.world_size)
-        wait = self._backoff()
-        while True:
-            room.look()
-            self._raise_failed(room, attempt)
-            missing = [rank for rank in others if rank not in room.holdings]
-            if not missing:
-                break
-            if not wait.pause():
-                raise self._missing(attempt, missing, "say what they hold")
-        self._layouts = [flat.layout, *(room.holdings[rank] for rank in others)]
+        self._layouts = [flat.layout, *self._of_others(room, attempt, room.holdings, "say what they hold")]
         self._agreement = self._planned(self._layouts, {*flat.may_differ, *room.may_differ})
         room.say_plan(self._agreement)
 
@@ -241,7 +230,7 @@ class RankedSaver:
             phases.end("prepare")
             part = self._write(attempt, flat, index)
             phases.end("write")
-            parts = self._all_parts(room, attempt, part)
+            parts = [part, *self._of_others(room, attempt, room.parts, "finish")]
             phases.end("parts")
             assembly, notes = self._merger.merge(parts, self._name(attempt), replicas=self._options.replicas)
             saved = commit(
@@ -276,17 +265,18 @@ class RankedSaver:
             )
         return dataclasses.replace(request, state_info={**request.state_info, "replicas": notes[:100]})
 
-    def _all_parts(self, room: Room, attempt: Attempt, mine: Part) -> list[Part]:
+    def _of_others(self, room: Room, attempt: Attempt, said: Mapping[int, T], what: str) -> list[T]:
+        """What each other rank has said, by rank, when all have; `said` is filled by looking."""
         others = range(1, self._ranks.world_size)
         wait = self._backoff()
         while True:
             room.look()
             self._raise_failed(room, attempt)
-            missing = [rank for rank in others if rank not in room.parts]
+            missing = [rank for rank in others if rank not in said]
             if not missing:
-                return [mine, *(room.parts[rank] for rank in others)]
+                return [said[rank] for rank in others]
             if not wait.pause():
-                raise self._missing(attempt, missing, "finish")
+                raise self._missing(attempt, missing, what)
 
     def _raise_failed(self, room: Room, attempt: Attempt) -> None:
         reasons = reasons_of({rank: part.error for rank, part in room.parts.items()})
@@ -448,47 +438,17 @@ class RankedSaver:
                 found.append(remembered)
                 continue
             if contents is None:
-                contents = self._read(run_key, attempt)
+                contents = pinned_contents(self._tier, run_key, attempt)
             if contents is not None:
                 found.append(contents)
         return ReuseIndex(found, self._tier.backend, Reporter(self._tier).report)
-
-    def _read(self, run_key: str, attempt: str) -> Contents | None:
-        try:
-            record = commits.read_commit(self._tier, run_key, attempt)
-        except DamageError as error:
-            log.warning("nothing is reused from %s: %s", attempt, error.message)
-            return None
-        return Contents(self._tier, record) if isinstance(record, CommitRecord) else None
 
     def _write(self, attempt: Attempt, flat: FlatState, index: ReuseIndex) -> Part:
         agreement = self._agreement or Agreement.of([])
         everything = self._options.check_replicas == "all"
         duty = agreement.duty(flat.layout, self._ranks.rank)
         compare = compared(flat.layout, duty, attempt.number, everything=everything)
-        backend = self._tier.backend
-        with Pool(default_threads(backend.capabilities.concurrency), name="ckptstore-save") as pool:
-            writer = Writer(backend, pool, index, str(attempt), self._ranks.rank, flat.layout)
-            writer.share(duty, compare)
-            writer.write(flat.sources)
-        backend.sync()
-        keys = writer.key_list()
-        locations = writer.locations(keys)
-        return Part(
-            rank=self._ranks.rank,
-            step=attempt.step,
-            counter=attempt.number,
-            error=None,
-            layout=flat.layout,
-            state=np.where(duty, WRITTEN, np.where(compare, COMPARED, LEFT)).astype(np.uint8),
-            digests=writer.digests,
-            objects=locations.object,
-            offsets=locations.offset,
-            keys=keys,
-            tree=flat.tree,
-            components=flat.components,
-            may_differ=flat.may_differ,
-        )
+        return write_part(self._tier, attempt, self._ranks.rank, flat, index, (duty, compare))
 
     def _remember(self, record: CommitRecord, part: Part) -> None:
         """What the next save may reuse without reading tables: the rows that only this rank wrote."""

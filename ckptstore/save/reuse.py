@@ -19,6 +19,9 @@ from ckptstore.errors import BackendError, DamageError, NotAnObjectError, Object
 from ckptstore.model.ids import Digest
 from ckptstore.model.record import CommitRecord
 from ckptstore.model.tables import KeyList, Locations
+from ckptstore.tier import commits
+from ckptstore.tier.contents import Contents
+from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
@@ -76,6 +79,16 @@ class Stored:
     def in_pack(self) -> bool:
         """A pack holds other chunks too, so reusing one keeps them all alive."""
         return self.key.startswith("packs/")
+
+
+def pinned_contents(tier: Tier, run_key: str, attempt: str) -> Contents | None:
+    """What a surviving pin holds; one that cannot be read is not reused, and that is all."""
+    try:
+        record = commits.read_commit(tier, run_key, attempt)
+    except DamageError as error:
+        log.warning("nothing is reused from %s: %s", attempt, error.message)
+        return None
+    return Contents(tier, record) if isinstance(record, CommitRecord) else None
 
 
 class ReuseIndex:

@@ -15,14 +15,13 @@ from collections.abc import Iterator, Sequence
 from ckptstore.errors import CkptstoreError, SaveFailedError, SessionSupersededError
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitRecord
-from ckptstore.pool import Pool, default_threads
 from ckptstore.save.commit import Assembly, Saved, SaveRequest, commit
 from ckptstore.save.flatten import FlatState
 from ckptstore.save.phases import Phases
 from ckptstore.save.reuse import ReuseIndex
 from ckptstore.save.session import Session
 from ckptstore.save.tables import TableWriter
-from ckptstore.save.write import Writer
+from ckptstore.save.write import write_chunks
 from ckptstore.tier import commits, notes
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.intents import Intent
@@ -49,10 +48,7 @@ def save(
     phases = Phases(tier.environment.monotonic)
     with _attempt(tier, session, request, bases) as (attempt, index):
         phases.end("prepare")
-        threads = default_threads(tier.backend.capabilities.concurrency)
-        with Pool(threads, name="ckptstore-save") as pool:
-            writer = Writer(tier.backend, pool, index, attempt, RANK, flat.layout)
-            writer.write(flat.sources)
+        writer = write_chunks(tier, index, attempt, RANK, flat)
         phases.end("write")
         keys = writer.key_list()
         assembly = Assembly(
@@ -140,6 +136,15 @@ def fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> N
             log.warning("attempt %s has committed after all, before %s", attempt, reason)
     except CkptstoreError as second:
         log.warning("attempt %s could not be fenced: %s", attempt, second)
+
+
+def give_up(tier: Tier, session: Session, attempt: str, error: BaseException, *, leads: bool) -> None:
+    """Fences an attempt for all its ranks.
+
+    Where creation is not exclusive, a VOID could overwrite the record: there only who leads may write it.
+    """
+    if leads or tier.backend.capabilities.create_if_absent:
+        fence(tier, session, attempt, error)
 
 
 class Reporter:

@@ -16,8 +16,10 @@ from ckptstore.backend import Backend
 from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
 from ckptstore.model.layout import Layout
 from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
-from ckptstore.pool import Budget, Pool
+from ckptstore.pool import Budget, Pool, default_threads
+from ckptstore.save.flatten import FlatState
 from ckptstore.save.reuse import ReuseIndex, Stored
+from ckptstore.tier.tier import Tier
 
 Bools = npt.NDArray[np.bool_]
 
@@ -63,6 +65,27 @@ class Piece:
             return self.view
         assert self.source is not None
         return self.source.read(self.start, self.start + self.nbytes)
+
+
+def write_chunks(
+    tier: Tier,
+    index: ReuseIndex,
+    attempt: str,
+    rank: int,
+    flat: FlatState,
+    share: tuple[Bools, Bools] | None = None,
+) -> Writer:
+    """Writes or reuses what one rank has to; durable only after the backend's next sync.
+
+    Args:
+        share: as in :meth:`Writer.share`; everything if not given.
+    """
+    with Pool(default_threads(tier.backend.capabilities.concurrency), name="ckptstore-save") as pool:
+        writer = Writer(tier.backend, pool, index, attempt, rank, flat.layout)
+        if share is not None:
+            writer.share(*share)
+        writer.write(flat.sources)
+    return writer
 
 
 class Writer:

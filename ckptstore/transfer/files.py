@@ -155,16 +155,24 @@ def check_new_directory(path: Path) -> int | None:
         ConflictError: something is there already.
         UsageError: its parent does not exist.
     """
+    found = _found_at(path)
+    if found is None:
+        return None
+    with os_errors(f"cannot look at {path}"):
+        if not stat.S_ISDIR(found.st_mode) or any(path.iterdir()):
+            raise _taken(path)
+    return stat.S_IMODE(found.st_mode)
+
+
+def _found_at(path: Path) -> os.stat_result | None:
+    """What is there, None if nothing is; raises UsageError where its directory does not exist."""
     if not path.parent.is_dir():
         raise UsageError(f"there is no directory {path.parent}", hint="make it first")
     with os_errors(f"cannot look at {path}"):
         try:
-            found = path.stat()
+            return path.stat()
         except FileNotFoundError:
             return None
-        if not stat.S_ISDIR(found.st_mode) or any(path.iterdir()):
-            raise _taken(path)
-    return stat.S_IMODE(found.st_mode)
 
 
 def _taken(path: Path) -> ConflictError:
@@ -180,13 +188,9 @@ def check_destination(path: Path, *, overwrite: bool) -> int | None:
         ConflictError: something is there already.
         UsageError: its directory does not exist.
     """
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no directory {path.parent}", hint="make it first")
-    with os_errors(f"cannot look at {path}"):
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            return None
+    found = _found_at(path)
+    if found is None:
+        return None
     if not stat.S_ISREG(found.st_mode):
         raise ConflictError(f"{path} is there and is not a file", hint="choose another name")
     if not overwrite:

@@ -327,7 +327,7 @@ def test_an_error_that_save_itself_raised_is_not_raised_again_by_the_next(direct
     with ckptstore.open(directory) as store:
         run = store.run(TRAIN)
         with monkeypatch.context() as patch:
-            patch.setattr("ckptstore.save.saver.Writer.write", _interrupted)
+            patch.setattr("ckptstore.save.write.Writer.write", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run.save(1, make_state(1))
         assert run.save(2, make_state(2)).result().step == 2

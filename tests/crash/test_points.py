@@ -226,7 +226,7 @@ def strike_each(past: Any, scenario: Scenario, check: Callable[[Call, Attempted]
 def _same_calls_each_time(monkeypatch):
     """One thread, so that a number means the same call in each try; no manifest in the user's folders."""
     monkeypatch.setenv("CKPTSTORE_MANIFEST", ":memory:")
-    monkeypatch.setattr("ckptstore.save.saver.default_threads", lambda _concurrency: 1)
+    monkeypatch.setattr("ckptstore.save.write.default_threads", lambda _concurrency: 1)
     monkeypatch.setattr("ckptstore.load.fetch.default_threads", lambda _concurrency: 1)
 
 

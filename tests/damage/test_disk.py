@@ -99,7 +99,7 @@ def io_error(number: int) -> OSError:
 
 @pytest.fixture
 def strike(monkeypatch):
-    monkeypatch.setattr("ckptstore.save.saver.default_threads", lambda _concurrency: 1)
+    monkeypatch.setattr("ckptstore.save.write.default_threads", lambda _concurrency: 1)
     monkeypatch.setattr("ckptstore.load.fetch.default_threads", lambda _concurrency: 1)
     return Strike(monkeypatch)
 

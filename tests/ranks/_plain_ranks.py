@@ -120,7 +120,7 @@ class InlinePool:
         return None
 
 
-POOLS = ("ckptstore.save.ranked.Pool", "ckptstore.save.room.Pool", "ckptstore.load.fetch.Pool")
+POOLS = ("ckptstore.save.write.Pool", "ckptstore.save.room.Pool", "ckptstore.load.fetch.Pool")
 
 
 class _Points(FaultBackend):

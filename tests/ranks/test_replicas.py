@@ -254,13 +254,17 @@ def test_every_rank_gets_back_what_was_its_own(rank_pool, directory):
 # --- mistakes -------------------------------------------------------------------------------------
 
 
-def save_overlapping(rank, _world, directory):
-    offsets = (max(0, 2 * rank - 1),)  # rank 1's first row is rank 0's last
-    shard = ckptstore.LocalShard(torch.ones(2), global_shape=(3,), offsets=offsets)
+def why_not(directory, shard):
     with ckptstore.open(directory) as store:
         with pytest.raises(SaveFailedError) as caught:
             run_of(store).save(1, {"model": {"w": shard}}).result()
         return caught.value.message
+
+
+def save_overlapping(rank, _world, directory):
+    offsets = (max(0, 2 * rank - 1),)  # rank 1's first row is rank 0's last
+    shard = ckptstore.LocalShard(torch.ones(2), global_shape=(3,), offsets=offsets)
+    return why_not(directory, shard)
 
 
 def test_boxes_that_overlap_fail_the_save_by_name(rank_pool, directory):
@@ -271,10 +275,7 @@ def test_boxes_that_overlap_fail_the_save_by_name(rank_pool, directory):
 
 def save_with_a_gap(rank, _world, directory):
     shard = ckptstore.LocalShard(torch.ones(2), global_shape=(6,), offsets=(3 * rank,))
-    with ckptstore.open(directory) as store:
-        with pytest.raises(SaveFailedError) as caught:
-            run_of(store).save(1, {"model": {"w": shard}}).result()
-        return caught.value.message
+    return why_not(directory, shard)
 
 
 def test_elements_that_no_rank_holds_fail_the_save_by_name(rank_pool, directory):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import ckptstore
 from ckptstore.errors import UnsupportedValueError
 from ckptstore.model.boxes import Box
 from ckptstore.shards import LocalShard, held_of
@@ -112,3 +113,21 @@ def test_in_a_list_with_other_things_each_shard_is_a_leaf_of_its_own():
     value = [LocalShard(rows(2), global_shape=(6, 3), offsets=(0, 0)), np.zeros(3)]
     assert held_of(value, PATH) is None
     assert held_of(value[0], (*PATH, 0)).shape == (6, 3)
+
+
+def test_one_rank_alone_must_hold_all_of_a_tensor(tmp_path):
+    """Ranks that were not told of each other would each commit what nobody can load."""
+    part = LocalShard(np.ones(2), global_shape=(4,), offsets=(0,))
+    twice = LocalShard(np.ones(3), global_shape=(4,), offsets=(1,))
+    rest = LocalShard(np.zeros(2), global_shape=(4,), offsets=(2,))
+    with ckptstore.init(tmp_path / "store") as store:
+        run = store.run("r")
+        missing = r"model\.w: 2 of 4 elements are not covered"
+        with pytest.raises(UnsupportedValueError, match=missing) as caught:
+            run.save(1, {"model": {"w": part}})
+        assert "world_size=" in caught.value.hint
+        with pytest.raises(UnsupportedValueError, match="overlap"):
+            run.save(1, {"model": {"w": [part, twice]}})
+        assert not run.exists
+        saved = run.save(1, {"model": {"w": [part, rest]}}).result()
+        assert saved.load()["model"]["w"].tolist() == [1, 1, 0, 0]

@@ -6,14 +6,15 @@ import logging
 import os
 import threading
 
-from ckptstore.errors import CkptstoreError, DamageError, DeadlineError, SaveFailedError
+from ckptstore.errors import CkptstoreError, DeadlineError, SaveFailedError
 from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
-from ckptstore.model.record import CommitEnd, CommitRecord
+from ckptstore.model.record import CommitEnd
 from ckptstore.ranks import Backoff, show_ranks
-from ckptstore.save.parts import Part, Start, decode_part, decode_start, encode_part, encode_start
-from ckptstore.save.reuse import ReuseIndex
-from ckptstore.save.saver import Reporter, fence
+from ckptstore.save.parts import Part, Start, decode_start, encode_start
+from ckptstore.save.reuse import ReuseIndex, pinned_contents
+from ckptstore.save.room import Room, reasons_of
+from ckptstore.save.saver import Reporter, fence, give_up
 from ckptstore.save.session import Session
 from ckptstore.tier import commits, layout
 from ckptstore.tier.contents import Contents
@@ -178,39 +179,19 @@ def _open_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str, r
 
 
 def _pinned(tier: Tier, session: Session, run_key: str, attempt: str) -> Contents | None:
-    """What a surviving pin holds; one that cannot be read is not reused, and that is all."""
     if session.base is not None and session.base.record.attempt == attempt:
         return session.base
-    try:
-        record = commits.read_commit(tier, run_key, attempt)
-    except DamageError as error:
-        log.warning("nothing is reused from %s: %s", attempt, error.message)
-        return None
-    return Contents(tier, record) if isinstance(record, CommitRecord) else None
-
-
-def give_up(tier: Tier, session: Session, attempt: Attempt, error: BaseException) -> None:
-    """Another rank's word that the attempt must not commit.
-
-    Where creation is not exclusive a VOID could overwrite a record, so there only the coordinator writes it.
-    """
-    if tier.backend.capabilities.create_if_absent:
-        fence(tier, session, str(attempt), error)
+    return pinned_contents(tier, run_key, attempt)
 
 
 # --- saves without collectives ----------------------------------------------------------------
-
-
-def say_part(tier: Tier, attempt: Attempt, part: Part) -> None:
-    """Leaves a rank's part where the coordinator looks for it."""
-    tier.put_new(layout.part_key(str(attempt), part.rank), encode_part(part))
 
 
 def say_failed(tier: Tier, attempt: Attempt, rank: int, error: BaseException) -> None:
     """Leaves the reason why a rank has no part, so that nobody waits for it until the deadline."""
     reason = error.message if isinstance(error, CkptstoreError) else f"{type(error).__name__}: {error}"
     try:
-        say_part(tier, attempt, Part.failed(rank, attempt.step, attempt.number, reason[:2000]))
+        Room(tier, attempt).say_part(Part.failed(rank, attempt.step, attempt.number, reason[:2000]))
     except CkptstoreError as second:
         log.warning("rank %d could not say why it failed: %s", rank, second.message)
 
@@ -222,29 +203,21 @@ def all_parts(tier: Tier, attempt: Attempt, world_size: int, wait: Backoff) -> l
         SaveFailedError: a rank said that it has failed.
         DeadlineError: names the ranks that said nothing.
     """
-    found: dict[int, Part] = {}
+    room = Room(tier, attempt)
     while True:
-        for rank in range(world_size):
-            key = layout.part_key(str(attempt), rank)
-            if rank not in found and (data := tier.read(key)) is not None:
-                found[rank] = decode_part(data, key)
-        raise_failed(list(found.values()), attempt)
-        missing = [rank for rank in range(world_size) if rank not in found]
+        room.look()
+        reasons = reasons_of({rank: part.error for rank, part in room.parts.items()})
+        if reasons:
+            raise SaveFailedError(f"the save of step {attempt.step} failed: {reasons}")
+        missing = [rank for rank in range(world_size) if rank not in room.parts]
         if not missing:
-            return [found[rank] for rank in range(world_size)]
+            return [room.parts[rank] for rank in range(world_size)]
         if not wait.pause():
             raise DeadlineError(
                 f"the save of step {attempt.step} lacks the parts of {show_ranks(missing)}",
                 hint="with use_collectives=False every rank of the process group must save; "
                 "StoreWriter(run, world_size=...) tells how many they are",
             )
-
-
-def raise_failed(parts: list[Part], attempt: Attempt) -> None:
-    """Raises SaveFailedError if a rank has said why it has no part."""
-    reasons = "; ".join(f"rank {part.rank}: {part.error}" for part in parts if part.error is not None)
-    if reasons:
-        raise SaveFailedError(f"the save of step {attempt.step} failed: {reasons}")
 
 
 def await_end(tier: Tier, session: Session, attempt: Attempt, wait: Backoff) -> None:
@@ -262,5 +235,5 @@ def await_end(tier: Tier, session: Session, attempt: Attempt, wait: Backoff) -> 
             return
         if not wait.pause():
             late = DeadlineError(f"the coordinator did not commit the save of step {attempt.step} in time")
-            give_up(tier, session, attempt, late)
+            give_up(tier, session, str(attempt), late, leads=False)
             raise late

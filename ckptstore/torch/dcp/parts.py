@@ -1,11 +1,10 @@
-"""What one rank writes of a save through DCP, and the checkpoint that all ranks' parts make."""
+"""The checkpoint that all ranks' parts of a save through DCP make."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -13,40 +12,11 @@ from ckptstore.errors import SaveFailedError
 from ckptstore.load.saved import Saved
 from ckptstore.model import unpack
 from ckptstore.model.ids import Attempt
-from ckptstore.pool import Pool, default_threads
 from ckptstore.ranks import show_ranks
 from ckptstore.save.commit import Assembly
-from ckptstore.save.flatten import FlatState
 from ckptstore.save.merge import Merger
-from ckptstore.save.parts import WRITTEN, Part, decode_part
-from ckptstore.save.reuse import ReuseIndex
-from ckptstore.save.write import Writer
-from ckptstore.tier.tier import Tier
+from ckptstore.save.parts import Part, decode_part
 from ckptstore.torch.dcp import trees
-
-
-def write_part(tier: Tier, attempt: Attempt, rank: int, flat: FlatState, index: ReuseIndex) -> Part:
-    """Writes or reuses all chunks of what a rank has; they are durable on return."""
-    with Pool(default_threads(tier.backend.capabilities.concurrency), name="ckptstore-save") as pool:
-        writer = Writer(tier.backend, pool, index, str(attempt), rank, flat.layout)
-        writer.write(flat.sources)
-    tier.backend.sync()
-    keys = writer.key_list()
-    locations = writer.locations(keys)
-    return Part(
-        rank=rank,
-        step=attempt.step,
-        counter=attempt.number,
-        error=None,
-        layout=flat.layout,
-        state=np.full(len(flat.layout.chunks), WRITTEN, np.uint8),
-        digests=writer.digests,
-        objects=locations.object,
-        offsets=locations.offset,
-        keys=keys,
-        tree=flat.tree,
-        components=flat.components,
-    )
 
 
 def carried(results: Sequence[WriteResult]) -> Part:

@@ -21,13 +21,16 @@ from ckptstore.save.commit import Saved, SaveRequest, commit
 from ckptstore.save.parts import Part, encode_part
 from ckptstore.save.phases import Phases
 from ckptstore.save.reuse import ReuseIndex
+from ckptstore.save.room import Room
+from ckptstore.save.saver import give_up
 from ckptstore.save.session import Session
+from ckptstore.save.share import write_part
 from ckptstore.save.tables import TableWriter
 from ckptstore.torch.dcp import attempts, sessions
 from ckptstore.torch.dcp.attempts import Lead
 from ckptstore.torch.dcp.ids import CheckpointId, step_of, text_of
 from ckptstore.torch.dcp.items import Collector
-from ckptstore.torch.dcp.parts import assembled, carried, write_part
+from ckptstore.torch.dcp.parts import assembled, carried
 
 if TYPE_CHECKING:
     from ckptstore.run import Run
@@ -206,7 +209,7 @@ class StoreWriter(StorageWriter):
             )
             part = write_part(self.run._tier, _begun(save), save.rank, flat, index)
             if not save.use_collectives:
-                attempts.say_part(self.run._tier, _begun(save), part)
+                Room(self.run._tier, _begun(save)).say_part(part)
         except BaseException as error:
             self._fail(save, error)
             raise
@@ -278,7 +281,7 @@ class StoreWriter(StorageWriter):
         if save.lead is not None:
             save.lead.fail(error)
         elif save.attempt is not None:
-            attempts.give_up(tier, save.session, save.attempt, error)
+            give_up(tier, save.session, str(save.attempt), error, leads=False)
 
     def _join(self, save: _Save) -> ReuseIndex:
         if save.lead is not None:
