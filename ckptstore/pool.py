@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import collections
 import contextlib
 import os
 import threading
@@ -13,13 +13,17 @@ from typing import Any, ParamSpec
 P = ParamSpec("P")
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
 def default_threads(concurrency: int) -> int:
     """How many threads serve a backend well: hashing wants the cores, waiting on I/O a few more."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        cores = os.cpu_count() or 1
-    return max(2, min(concurrency, 2 * cores))
+    return max(2, min(concurrency, 2 * cores()))
 
 
 class Budget:
@@ -47,13 +51,35 @@ class Budget:
 class Pool:
     """Runs calls in threads; after the first error nothing more is started and :meth:`drain` raises it.
 
-    As a context, leaving it waits for what runs.
+    As a context, leaving it waits for what runs. Its threads are its own and not those of
+    concurrent.futures, which takes no more calls once the interpreter has begun to exit: a process that
+    ends with a save under way finishes it.
     """
 
-    def __init__(self, threads: int, *, in_flight: int | None = None, name: str = "ckptstore") -> None:
-        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
+    def __init__(
+        self,
+        threads: int,
+        *,
+        in_flight: int | None = None,
+        name: str = "ckptstore",
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        """Threads are started as they are needed.
+
+        Args:
+            threads: at most so many.
+            in_flight: calls that run or wait; twice the threads unless given.
+            prepare: called first in each thread.
+        """
+        self._threads = threads
+        self._name = name
+        self._prepare = prepare
         self._limit = in_flight or 2 * threads
         self._running = 0
+        self._idle = 0
+        self._calls: collections.deque[tuple[Callable[..., Any], Any, Any]] = collections.deque()
+        self._workers: list[threading.Thread] = []
+        self._closed = False
         self._changed = threading.Condition()
         self._error: BaseException | None = None
 
@@ -68,19 +94,36 @@ class Pool:
             if self._error is not None:
                 raise self._error
             self._running += 1
-        self._executor.submit(self._run, call, args, kwargs)
-
-    def _run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        error: BaseException | None = None
-        try:
-            if self._error is None:
-                call(*args, **kwargs)
-        except BaseException as caught:  # noqa: BLE001 - handed to whoever drains
-            error = caught
-        with self._changed:
-            self._error = self._error or error
-            self._running -= 1
+            self._calls.append((call, args, kwargs))
+            if len(self._calls) > self._idle and len(self._workers) < self._threads:
+                name = f"{self._name}-{len(self._workers)}"
+                worker = threading.Thread(target=self._work, name=name, daemon=True)
+                self._workers.append(worker)
+                worker.start()
             self._changed.notify_all()
+
+    def _work(self) -> None:
+        if self._prepare is not None:
+            self._prepare()
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._calls or self._closed)
+                self._idle -= 1
+                if not self._calls:
+                    return
+                call, args, kwargs = self._calls.popleft()
+            error: BaseException | None = None
+            try:
+                if self._error is None:
+                    call(*args, **kwargs)
+            except BaseException as caught:  # noqa: BLE001 - handed to whoever drains
+                error = caught
+            del call, args, kwargs  # they may hold buffers
+            with self._changed:
+                self._error = self._error or error
+                self._running -= 1
+                self._changed.notify_all()
 
     def drain(self) -> None:
         """Waits until nothing is in flight; raises the first error."""
@@ -95,4 +138,8 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._executor.shutdown(wait=True)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for worker in self._workers:
+            worker.join()
