@@ -14,6 +14,11 @@ TEST_PROCESSES ?= 4
 # More for pytest: `make test PYTEST_ARGS="tests/tier -x"`.
 PYTEST_ARGS ?=
 
+# What `make bench` runs, and on which disk.
+BENCHMARKS ?= save_load blocked shapes overhead slowdown
+BENCH_DIR ?= .
+BENCH_ARGS ?=
+
 # An editable install knows the packages under backends/ that were there when it was made; so one more makes it anew.
 EMPTY :=
 READY := $(VENV)/.ready-$(subst $(EMPTY) $(EMPTY),+,$(notdir $(wildcard backends/ckptstore_*)))
@@ -40,8 +45,14 @@ test: $(READY) ## all tests but the soak tests, in parallel
 soak: $(READY) ## the long tests: real kills by the hundred
 	@$(PY) -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)
 
-bench: $(VENV)/.bench ## benchmarks, beside other checkpoint writers and the floors of this machine
-	@$(PY) -m benchmarks.save_load
+# Some 40 minutes of slowdown, 8 minutes or less of each other: `make bench BENCHMARKS=slowdown BENCH_ARGS="--windows 4"`.
+bench: $(VENV)/.bench $(VENV)/.bench-orbax ## benchmarks, beside other checkpoint writers and the floors of this machine
+	@for name in $(BENCHMARKS); do \
+	    echo "$$name"; \
+	    $(PY) -m benchmarks.$$name --dir $(BENCH_DIR) $(BENCH_ARGS) \
+	        --json docs/benchmarks/$$name.json --plot docs/benchmarks/$$name.png; \
+	done
+	@$(PY) -m benchmarks.docs
 
 lint: $(READY) ## ruff check, ruff format --check, mypy --strict
 	@failed=0; \
@@ -94,6 +105,13 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.bench: $(READY)
 	@$(PIP_INSTALL) -e '.[torch,bench]'
+	@touch $@
+
+# Orbax brings jax, and runs in a process of its own, so in an environment of its own; without it, it is skipped.
+$(VENV)/.bench-orbax: benchmarks/constraints-orbax.txt | $(READY)
+	@{ $(PY) -m venv --clear $(VENV)/orbax && \
+	    $(VENV)/orbax/bin/python -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
+	        -c benchmarks/constraints-orbax.txt orbax-checkpoint; } || rm -rf $(VENV)/orbax
 	@touch $@
 
 $(VENV)/.docs: $(READY)

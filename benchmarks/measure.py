@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import disk
-from benchmarks.peers import Peer
+from benchmarks.peers import Orbax, Peer
 from benchmarks.states import State, differences, flat, poison, size_bytes
 
 ROWS = ("save", "load cold", "load warm")
@@ -20,7 +20,7 @@ class WrongAnswer(Exception):
     """A peer did not write the state, or gave back other bytes."""
 
 
-def sample(peer: Peer, state: State, target: State, path: Path) -> dict[str, float]:
+def sample(peer: Peer | Orbax, state: State, target: State, path: Path) -> dict[str, float]:
     """Seconds for each row of `peer`, from one save into a fresh folder and its loads.
 
     Outside the clock: `prepare`, flushing what came before, dropping or filling the page cache, poisoning the
@@ -28,11 +28,13 @@ def sample(peer: Peer, state: State, target: State, path: Path) -> dict[str, flo
     """
     seconds: dict[str, float] = {}
     disk.remove(path)
+    if isinstance(peer, Orbax):
+        return peer.sample(state, path)
     try:
         peer.prepare(state, path)
         before = disk.allocated_bytes(path)
         os.sync()
-        spent = _timed(lambda: peer.save(state, path))
+        spent = timed(lambda: peer.save(state, path))
         written = disk.allocated_bytes(path) - before
         if written < _LEAST_WRITTEN * size_bytes(state):
             raise WrongAnswer(f"{peer.name} wrote {written} of {size_bytes(state)} bytes")
@@ -50,14 +52,23 @@ def _load(peer: Peer, state: State, target: State, path: Path, ready: Callable[[
     held = flat(target)  # the tensors that exist: they are to be filled, not replaced
     poison(target)
     ready(path)
-    seconds = _timed(lambda: peer.load(target, path))
+    seconds = timed(lambda: peer.load(target, path))
     wrong = differences(flat(state), held)
     if wrong:
         raise WrongAnswer(f"{peer.name} gave back other bytes in {len(wrong)} tensors, first {wrong[0]}")
     return seconds
 
 
-def _timed(work: Callable[[], object]) -> float:
+def thread_clock(native_id: int) -> int:
+    """The clock of a thread's own CPU time, for `time.clock_gettime`; as clock_getcpuclockid(3) makes it.
+
+    Reading it raises OSError once the thread has ended.
+    """
+    return (~native_id << 3) | 6
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of `work()`, the garbage of what came before collected first."""
     gc.collect()
     start = time.perf_counter()
     work()

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks import disk
-from benchmarks.states import State, copy_into, flat
+from benchmarks import disk, orbax
+from benchmarks.states import State, copy_into, flat, size_bytes
 
 BOTH = frozenset({"save", "load"})
 SAVE = frozenset({"save"})
@@ -82,7 +82,7 @@ class Ckptstore(_Base):
 
     def save(self, state: State, path: Path) -> None:
         run = self._store.run("bench")
-        run.save(1, state).result()
+        run.save(1, state, wait=True)
         run.close()
 
     def load(self, state: State, path: Path) -> None:
@@ -90,7 +90,7 @@ class Ckptstore(_Base):
 
 
 class CkptstoreAgain(Ckptstore):
-    """A later save of the same process: its buffers are there. Another run, so that no byte is reused."""
+    """A later save of the same process. Another run, so that no byte is reused."""
 
     name = "ckptstore, second save"
     rows = SAVE
@@ -98,7 +98,7 @@ class CkptstoreAgain(Ckptstore):
     def prepare(self, state: State, path: Path) -> None:
         super().prepare(state, path)
         before = self._store.run("before")
-        before.save(1, state).result()
+        before.save(1, state, wait=True)
         before.close()
 
 
@@ -167,12 +167,64 @@ class Torchsnapshot(_Base):
         self._library.Snapshot(str(path)).restore({"app": self._library.StateDict(**state)})
 
 
+class TorchCheckpointing(_Base):
+    """torch_checkpointing: a sync manager, kept.
+
+    Its O_DIRECT writes fail on ext4 (they are not aligned) and do not fall back: switched off, as its
+    documentation says for such file systems.
+    """
+
+    name = "torch_checkpointing"
+
+    def __init__(self) -> None:
+        self._manager = checkpoint_manager(asynchronous=False)
+
+    def prepare(self, state: State, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)  # it makes the folder itself, by a rename
+
+    def save(self, state: State, path: Path) -> None:
+        self._manager.save(str(path), state)
+
+    def load(self, state: State, path: Path) -> None:
+        self._manager.load(str(path), into=state)
+
+
+def checkpoint_manager(*, asynchronous: bool) -> Any:
+    """A manager of torch_checkpointing with its defaults, but for O_DIRECT."""
+    library: Any = importlib.import_module("torch_checkpointing")
+    storage: Any = importlib.import_module("torch_checkpointing.storage.filesystem")
+    config = library.CheckpointManager.Config
+    made = config.with_async_save() if asynchronous else config.with_sync_save()
+    made.storage_config = storage.LocalFileSystemStorageConfig(use_direct_io=False)
+    return library.CheckpointManager(made)
+
+
+class Orbax:
+    """Orbax, in a process of its own, on jax arrays; it makes new arrays when it loads."""
+
+    rows = BOTH
+
+    def __init__(self, *, fsync: bool) -> None:
+        orbax.python()
+        self.name = "Orbax + fsync" if fsync else "Orbax"
+        self.durable = fsync
+        self._fsync = fsync
+
+    def sample(self, state: State, path: Path) -> dict[str, float]:
+        """Seconds by row, measured and checked in that process."""
+        shapes = orbax.shapes_of(state)
+        answer = orbax.ask("save_load", path, shapes=shapes, fsync=self._fsync, seed=0)
+        if answer.pop("bytes") < 0.8 * size_bytes(state):  # it compresses, by its defaults
+            raise RuntimeError("Orbax did not write the whole state")
+        return answer
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A peer to try: its key on the command line and how to make its lines."""
 
     key: str
-    make: Callable[[], list[Peer]]
+    make: Callable[[], list[Peer | Orbax]]
 
 
 CANDIDATES = (
@@ -181,15 +233,17 @@ CANDIDATES = (
     Candidate("safetensors", lambda: [Safetensors(), Durable(Safetensors())]),
     Candidate("dcp", lambda: [*map(Dcp, _DCP_THREADS), *(Durable(Dcp(n)) for n in _DCP_THREADS)]),
     Candidate("torchsnapshot", lambda: [Torchsnapshot(), Durable(Torchsnapshot())]),
+    Candidate("torch_checkpointing", lambda: [TorchCheckpointing(), Durable(TorchCheckpointing())]),
+    Candidate("orbax", lambda: [Orbax(fsync=False), Orbax(fsync=True)]),
 )
 
 
-def available(only: list[str]) -> tuple[list[Peer], dict[str, str]]:
+def available(only: list[str]) -> tuple[list[Peer | Orbax], dict[str, str]]:
     """The peers that can be imported here, and the reason for each that cannot.
 
     A library that is broken beside this torch may raise anything while it is imported: any reason is kept.
     """
-    peers: list[Peer] = []
+    peers: list[Peer | Orbax] = []
     skipped: dict[str, str] = {}
     for candidate in CANDIDATES:
         if only and candidate.key not in only:

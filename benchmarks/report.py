@@ -1,14 +1,14 @@
-"""The result of one run: medians, ratios, and the table, JSON and plot made of them."""
+"""The result of one run: medians, ratios and aims, and the table and JSON made of them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import goals
+from benchmarks.goals import Goal
 from benchmarks.measure import ROWS
 
 OURS = "ckptstore"
@@ -23,14 +23,14 @@ Samples = dict[int, float]
 class Line:
     row: str
     name: str
-    durable: bool | None
-    """None for a load or a floor."""
+    mark: str
+    """What `Report.mark_head` asks: whether a save is durable, say; empty where it does not apply."""
     seconds: float
     gib_per_second: float
     times_ours: float | None
     """Median over the repeats of this time by ours: above 1, ours is faster."""
     of_floor: float | None
-    """Speed as a share of the best floor of this row; None for a save that is not durable."""
+    """Speed as a share of the best floor of this row; None for a line whose mark makes it pale."""
     samples: list[float]
 
 
@@ -44,7 +44,15 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
     peers: dict[tuple[str, str], Samples] = field(default_factory=dict)
     floors: dict[tuple[str, str], Samples] = field(default_factory=dict)
-    durable: dict[str, bool] = field(default_factory=dict)
+    rows: tuple[str, ...] = ROWS
+    mark_head: str = "durable"
+    pale: str = "no"
+    """The mark of lines that do less than the rest: shown, but held against no floor."""
+    marks: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By (row, name)."""
+    goals: list[Goal] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+    """Further figures, for the JSON alone."""
 
     def add(self, row: str, name: str, repeat: int, seconds: float) -> None:
         self.peers.setdefault((row, name), {})[repeat] = seconds
@@ -61,14 +69,18 @@ class Report:
     def lines(self) -> list[Line]:
         """The lines of each row, fastest first."""
         lines = [
-            self._line(row, name, samples, self.durable.get(name) if row == "save" else None)
+            self._line(row, name, samples, self.marks.get((row, name), ""))
             for (row, name), samples in self.peers.items()
         ]
-        return sorted(lines, key=lambda line: (ROWS.index(line.row), line.seconds))
+        return sorted(lines, key=lambda line: (self.rows.index(line.row), line.seconds))
+
+    def line(self, row: str, name: str) -> Line | None:
+        """The line of one peer in one row, None when it was not measured."""
+        return next((line for line in self.lines() if (line.row, line.name) == (row, name)), None)
 
     def floor_lines(self) -> list[Line]:
         return [
-            Line(row, name, None, *_speed(samples, self.floor_bytes), None, None, list(samples.values()))
+            Line(row, name, "", *_speed(samples, self.floor_bytes), None, None, list(samples.values()))
             for (row, name), samples in self.floors.items()
         ]
 
@@ -78,39 +90,45 @@ class Report:
         return max(fitting, key=lambda line: line.gib_per_second, default=None)
 
     def table(self) -> str:
-        heads = ("", "durable", "median s", "GiB/s", "time / ours", "of floor")
+        heads = ("", self.mark_head, "median s", "GiB/s", "time / ours", "of floor")
         text: list[str] = []
-        for row in ROWS:
+        for row in self.rows:
             floor = self.best_floor(row)
             body = [_cells(line) for line in self.lines() if line.row == row]
             if floor:
                 body.append((f"[{_FLOOR}] {floor.name}", "", *_cells(floor)[2:]))
             if body:
-                table = [heads, *body] if row == "save" else [(c[0], *c[2:]) for c in (heads, *body)]
+                is_marked = any(marked == row for marked, _ in self.marks)
+                table = [heads, *body] if is_marked else [(c[0], *c[2:]) for c in (heads, *body)]
                 text += ["", row, *_aligned(table)]
-        rest = [(line.name, *_cells(line)[2:4]) for line in self.floor_lines()]
+        rest = list(dict.fromkeys((line.name, *_cells(line)[2:4]) for line in self.floor_lines()))
         if rest:
             text += ["", f"{_FLOOR}s", *_aligned([("", heads[2], heads[3]), *rest])]
+        if self.goals:
+            text += ["", "aims", *goals.table(self.goals)]
         text += ["", *(f"skipped {name}: {reason}" for name, reason in self.skipped.items())]
         return "\n".join(text)
 
-    def write_json(self, path: Path) -> None:
-        document = {
+    def document(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
             "environment": self.environment,
             "state_bytes": self.state_bytes,
             "lines": [asdict(line) for line in self.lines()],
             "floors": [asdict(line) for line in self.floor_lines()],
+            "goals": goals.as_json(self.goals),
             "skipped": self.skipped,
+            **self.details,
         }
-        path.write_text(json.dumps(document, indent=2) + "\n")
 
-    def _line(self, row: str, name: str, samples: Samples, durable: bool | None) -> Line:
+    def _line(self, row: str, name: str, samples: Samples, mark: str) -> Line:
         seconds, speed = _speed(samples, self.state_bytes)
-        floor = None if durable is False else self.best_floor(row)
+        is_pale = mark != "" and mark == self.pale
+        floor = None if is_pale else self.best_floor(row)
         return Line(
             row,
             name,
-            durable,
+            mark,
             seconds,
             speed,
             _paired(samples, self.peers.get((row, OURS), {})),
@@ -130,10 +148,9 @@ def _paired(samples: Mapping[int, float], others: Mapping[int, float]) -> float 
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    durable = "" if line.durable is None else "yes" if line.durable else "no"
     ours = "" if line.times_ours is None else f"{line.times_ours:.2f}"
     floor = "" if line.of_floor is None else f"{line.of_floor:.2f}"
-    return line.name, durable, f"{line.seconds:.3f}", f"{line.gib_per_second:.2f}", ours, floor
+    return line.name, line.mark, f"{line.seconds:.3f}", f"{line.gib_per_second:.2f}", ours, floor
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

@@ -9,56 +9,37 @@ that a slow minute of the machine meets all of them. Disk use stays below three 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import os
-import platform
 import random
-import shutil
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from benchmarks import disk, peers, plot, states
+from benchmarks import command, peers, states
+from benchmarks.command import GIB, say
 from benchmarks.floors import Floors
-from benchmarks.measure import sample
-from benchmarks.report import OURS, Report
+from benchmarks.goals import Goal
+from benchmarks.measure import ROWS, sample
+from benchmarks.report import OURS, Line, Report
 
-_GIB = 1 << 30
 _WARM_UP_GIB = 0.002
-_LIBRARIES = ("ckptstore", "torch", "safetensors", "torchsnapshot", "blake3", "numpy")
+_OF_FLOOR = 0.85
+_UNCHECKED = ("safetensors", "torch.load(mmap=True)")
+"""Bare mmap loaders that check nothing: a line to read, not a target."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write what was asked for; 1 when ckptstore itself failed."""
     options = _parser().parse_args(arguments)
-    # DCP says at every call that there is one process only: that is how it is used here.
-    warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
-    options.dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="save-load-", dir=options.dir) as folder:
-        report = _run(options, Path(folder))
-    print(report.table())
-    if options.json:
-        report.write_json(options.json)
-    if options.plot:
-        _draw(report, options.plot)
+    with command.scratch(options.dir, "save-load") as folder:
+        report = _run(options, folder)
+    report.goals = _goals(report)
+    command.publish(report, options, f"AdamW state of {report.state_bytes / GIB:.2f} GiB")
     return 1 if any(name.startswith(OURS) for name in report.skipped) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    summary = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.save_load", description=summary)
-    parser.add_argument("--gib", type=float, default=1.5, help="least size of the AdamW state (default 1.5)")
-    parser.add_argument("--repeats", type=int, default=5, help="interleaved repeats (default 5)")
-    parser.add_argument("--dir", type=Path, default=Path("."), help="on the disk to measure (default .)")
-    parser.add_argument("--json", type=Path, help="write every figure and sample here")
-    parser.add_argument("--plot", type=Path, help="write a plot here (needs matplotlib)")
-    parser.add_argument("--seed", type=int, default=0, help="of the state and of the order of the peers")
+    parser = command.parser("save_load", __doc__, gib=1.5, repeats=5)
     parser.add_argument("--no-floors", action="store_true", help="leave the floors out")
     keys = [candidate.key for candidate in peers.CANDIDATES]
     parser.add_argument("--only", nargs="+", choices=keys, default=[], metavar="PEER", help=", ".join(keys))
@@ -69,19 +50,19 @@ def _run(options: argparse.Namespace, folder: Path) -> Report:
     state = states.adamw_state(options.gib, options.seed)
     target = states.blank_like(state)
     size = states.size_bytes(state)
-    _require_space(folder, 3 * size)
+    command.require_space(folder, 3 * size)
     floors = None if options.no_floors else Floors(folder / "floors", size)
     candidates, skipped = peers.available(options.only)
     report = Report(
-        environment=_environment(folder),
+        environment=command.environment(folder),
         state_bytes=size,
         floor_bytes=floors.size_bytes if floors else 0,
         skipped=skipped,
-        durable={peer.name: peer.durable for peer in candidates},
+        marks={(ROWS[0], peer.name): "yes" if peer.durable else "no" for peer in candidates},
     )
-    _say(f"{len(list(states.tensors(state)))} tensors, {size / _GIB:.2f} GiB, {len(candidates)} peers")
+    say(f"{len(list(states.tensors(state)))} tensors, {size / GIB:.2f} GiB, {len(candidates)} peers")
     if not report.environment["caches_dropped"]:
-        _say("no right to drop the system's caches: cold means that the files themselves were dropped")
+        say("no right to drop the system's caches: cold means that the files themselves were dropped")
 
     small = states.adamw_state(_WARM_UP_GIB)
     warm_up = partial(sample, state=small, target=states.blank_like(small), path=folder / "peer")
@@ -90,12 +71,12 @@ def _run(options: argparse.Namespace, folder: Path) -> Report:
     measured = partial(sample, state=state, target=target, path=folder / "peer")
     for repeat in range(options.repeats):
         if floors:
-            _say(f"repeat {repeat + 1} of {options.repeats}: floors")
+            say(f"repeat {repeat + 1} of {options.repeats}: floors")
             _measure_floors(report, floors, repeat)
         order = list(candidates)
         random.Random(options.seed + repeat).shuffle(order)
         for peer in order:
-            _say(f"repeat {repeat + 1} of {options.repeats}: {peer.name}")
+            say(f"repeat {repeat + 1} of {options.repeats}: {peer.name}")
             for row, seconds in _try(report, candidates, peer, measured).items():
                 report.add(row, peer.name, repeat, seconds)
     return report
@@ -115,9 +96,9 @@ def _measure_floors(report: Report, floors: Floors, repeat: int) -> None:
 
 def _try(
     report: Report,
-    candidates: list[peers.Peer],
-    peer: peers.Peer,
-    measured: Callable[[peers.Peer], dict[str, float]],
+    candidates: list[peers.Peer | peers.Orbax],
+    peer: peers.Peer | peers.Orbax,
+    measured: Callable[[peers.Peer | peers.Orbax], dict[str, float]],
 ) -> dict[str, float]:
     """One sample of `peer`; whatever it raises takes it out, with the reason, and the run goes on."""
     try:
@@ -128,40 +109,33 @@ def _try(
         return {}
 
 
-def _require_space(folder: Path, size_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < size_bytes:
-        need = size_bytes / _GIB
-        sys.exit(f"{folder}: {free / _GIB:.1f} GiB free, {need:.1f} needed; choose another --dir")
+def _goals(report: Report) -> list[Goal]:
+    goals: list[Goal] = []
+    for row in ROWS:
+        for line in report.lines():
+            if line.row == row and line.name.startswith(OURS) and line.of_floor is not None:
+                aim = f"at least {_OF_FLOOR} of the floor"
+                goals.append(Goal(f"{row}: {line.name}", aim, line.of_floor, _OF_FLOOR, at_most=False))
+        nearest = min(_held_against(report, row), key=lambda line: line.times_ours or 0.0, default=None)
+        if nearest is not None and nearest.times_ours is not None:
+            aim = "faster than every durable peer" if row == ROWS[0] else "faster than every checked loader"
+            goals.append(
+                Goal(f"{row}: {OURS}", aim, nearest.times_ours, 1.0, at_most=False, note=nearest.name)
+            )
+    return goals
 
 
-def _environment(folder: Path) -> dict[str, Any]:
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch_threads": torch.get_num_threads(),
-        "file_system": disk.file_system(folder),
-        "caches_dropped": disk.drop_caches(),
-        "versions": versions,
-    }
-
-
-def _draw(report: Report, path: Path) -> None:
-    try:
-        plot.draw(report, path)
-    except ImportError as error:
-        _say(f"no plot: {error}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _held_against(report: Report, row: str) -> list[Line]:
+    """The peers that the aim of this row names: durable ones for a save, no bare mmap for a load."""
+    return [
+        line
+        for line in report.lines()
+        if line.row == row
+        and not line.name.startswith(OURS)
+        and line.times_ours is not None
+        and line.mark != report.pale
+        and line.name not in _UNCHECKED
+    ]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ are those of the tier's documents: at worst they are put into a private manifest
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -51,7 +53,15 @@ class Catalog:
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
         self._manifest: Manifest | None = None
+        self._own_lock = (os.getpid(), threading.RLock())
         self.unreadable: dict[str, dict[str, CkptstoreError]] = {}
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """Saves put in what they have committed from threads of their own; a forked child has another."""
+        if self._own_lock[0] != os.getpid():
+            self._own_lock = (os.getpid(), threading.RLock())
+        return self._own_lock[1]
 
     @property
     def manifest(self) -> Manifest:
@@ -97,22 +107,24 @@ class Catalog:
 
     def close(self) -> None:
         """Closes the manifest; the next use opens it again."""
-        if self._manifest is not None:
-            self._manifest.close()
-            self._manifest = None
+        with self._lock:
+            if self._manifest is not None:
+                self._manifest.close()
+                self._manifest = None
 
     def ask(self, question: Callable[[Manifest], T]) -> T:
         """An answer of the manifest, whatever state its file is in.
 
         A damaged file is replaced by a manifest in memory, filled from the tier.
         """
-        try:
-            return question(self.manifest)
-        except (ManifestUnusable, BusyError, BackendError) as error:
-            log.warning("a manifest in memory is used: %s", error.message)
-            self._manifest = self._prepared(Manifest.open(None, store_uuid=self._tier.marker.store_uuid))
-            self.refresh()
-            return question(self._manifest)
+        with self._lock:
+            try:
+                return question(self.manifest)
+            except (ManifestUnusable, BusyError, BackendError) as error:
+                log.warning("a manifest in memory is used: %s", error.message)
+                self._manifest = self._prepared(Manifest.open(None, store_uuid=self._tier.marker.store_uuid))
+                self.refresh()
+                return question(self._manifest)
 
     # --- bringing it up to date ---------------------------------------------------------------
 
@@ -125,7 +137,8 @@ class Catalog:
         run_keys = self._tier.run_keys() if run_key is None else [run_key]
         for key in run_keys:
             try:
-                self._refresh_run(key)
+                with self._lock:
+                    self._refresh_run(key)
             except DamageError as error:
                 if run_key is not None:
                     raise
@@ -135,9 +148,10 @@ class Catalog:
 
     def rebuild(self) -> None:
         """Empties the manifest and reads everything again."""
-        self._write(lambda manifest: manifest.clear())
-        self._prepared(self.manifest)
-        self.refresh()
+        with self._lock:
+            self._write(lambda manifest: manifest.clear())
+            self._prepared(self.manifest)
+            self.refresh()
 
     def _refresh_run(self, run_key: str) -> None:
         news = self._news(run_key)
@@ -282,7 +296,8 @@ class Catalog:
         found = list(intents.list_intents(self._tier))
         seen = {(row.intent, row.attempt) for row in self.ask(lambda m: m.pins()) if row.tier_uuid == uuid}
         if seen != {(doc.attempt, attempt) for doc in found for _, attempt in doc.pins}:
-            self._write(lambda manifest: manifest.set_pins(uuid, found))
+            with self._lock:
+                self._write(lambda manifest: manifest.set_pins(uuid, found))
 
     # --- what this process has just done ------------------------------------------------------
 
@@ -290,19 +305,20 @@ class Catalog:
         """Puts in a checkpoint that this process committed; failing is harmless, it is read later."""
         uuid = self._tier.marker.tier_uuid
         contents = saved.contents
-        try:
-            self._prepared(self.manifest)
-            digest = contents.record.tables["layout"].digest.hex()
-            rows: LayoutRows | str = digest if self.manifest.has_layout(digest) else layout_rows(contents)
-            with self.manifest.transaction():
-                self.manifest.put_run(epoch.run, run_key, epoch.started_at)
-                if epoch.number not in self.manifest.known_epochs(run_key):
-                    self.manifest.put_epoch(run_key, epoch)
-                self.manifest.put_record(
-                    uuid, run_key, saved.record, rows, tensor_rows(contents), saved.record_bytes
-                )
-        except CkptstoreError as error:
-            log.warning("the manifest will learn of %s later: %s", contents, error.message)
+        with self._lock:
+            try:
+                self._prepared(self.manifest)
+                digest = contents.record.tables["layout"].digest.hex()
+                rows: LayoutRows | str = digest if self.manifest.has_layout(digest) else layout_rows(contents)
+                with self.manifest.transaction():
+                    self.manifest.put_run(epoch.run, run_key, epoch.started_at)
+                    if epoch.number not in self.manifest.known_epochs(run_key):
+                        self.manifest.put_epoch(run_key, epoch)
+                    self.manifest.put_record(
+                        uuid, run_key, saved.record, rows, tensor_rows(contents), saved.record_bytes
+                    )
+            except CkptstoreError as error:
+                log.warning("the manifest will learn of %s later: %s", contents, error.message)
 
 
 def _run_row(named: tuple[str, float], run_key: str) -> tuple[str, str, float]:

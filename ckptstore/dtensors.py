@@ -10,6 +10,7 @@ empty), and the left-to-right reading of ``_StridedShard`` given in its docstrin
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -57,29 +58,46 @@ def local_boxes(
     where: str,
 ) -> list[LocalBox]:
     """See :func:`boxes_of`; from plain numbers, so that any rank's boxes can be asked for."""
+    splits = tuple(_split_of(placement, len(shape), where) for placement in placements)
+    return list(_local_boxes(tuple(shape), tuple(mesh_shape), tuple(coordinate), splits))
+
+
+def _split_of(placement: Any, ndim: int, where: str) -> tuple[int, int] | None:
+    """(dimension, split factor); None if it cuts nothing. Placements themselves are equal too easily."""
+    kind = type(placement).__name__
+    if kind == "Replicate":
+        return None
+    if kind not in ("Shard", "_StridedShard"):
+        raise UnsupportedValueError(
+            f"{where} is a DTensor with the placement {placement!r}, whose value is spread over ranks",
+            path=where,
+            hint="redistribute it to Replicate() or Shard(...) before saving",
+        )
+    return placement.dim % max(ndim, 1), int(placement.split_factor) if kind == "_StridedShard" else 1
+
+
+@functools.lru_cache(maxsize=4096)  # a model has thousands of DTensors, of a few shapes
+def _local_boxes(
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    splits: tuple[tuple[int, int] | None, ...],
+) -> tuple[LocalBox, ...]:
     indices: list[Indices] = [np.arange(n, dtype=np.int64) for n in shape]
-    for size, place, placement in zip(mesh_shape, coordinate, placements, strict=True):
-        kind = type(placement).__name__
-        if kind == "Replicate":
+    for size, place, split in zip(mesh_shape, coordinate, splits, strict=True):
+        if split is None:
             continue
-        if kind not in ("Shard", "_StridedShard"):
-            raise UnsupportedValueError(
-                f"{where} is a DTensor with the placement {placement!r}, whose value is spread over ranks",
-                path=where,
-                hint="redistribute it to Replicate() or Shard(...) before saving",
-            )
-        dim = placement.dim % max(len(shape), 1)
-        split = int(placement.split_factor) if kind == "_StridedShard" else 1
-        pieces = [_chunk(part, size, place) for part in _chunks(indices[dim], split)]
+        dim, factor = split
+        pieces = [_chunk(part, size, place) for part in _chunks(indices[dim], factor)]
         indices[dim] = np.concatenate(pieces) if pieces else indices[dim][:0]
     spans = [_intervals(index) for index in indices]
-    return [
+    return tuple(
         (
             Box(tuple(start for start, _, _ in combination), tuple(size for _, size, _ in combination)),
             tuple(slice(local, local + size) for _, size, local in combination),
         )
         for combination in itertools.product(*spans)
-    ]
+    )
 
 
 def _chunks(indices: Indices, count: int) -> list[Indices]:

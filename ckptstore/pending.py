@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
-from ckptstore.errors import DeadlineError, UsageError
+from ckptstore.errors import CkptstoreError, DeadlineError, UsageError
 from ckptstore.model.record import CommitRecord
+from ckptstore.save.work import Progress
 
 if TYPE_CHECKING:
     from ckptstore.checkpoint import Checkpoint
 
-Level = Literal["captured", "committed", "failed"]
+Level = Literal["captured", "committed", "failed", "skipped"]
 LEVELS: tuple[Level, ...] = ("captured", "committed")
 
 
@@ -20,6 +21,10 @@ class PendingSave:
 
     An error of the save is raised by :meth:`result`, :meth:`wait`, the run's next ``save`` and ``close``:
     by the first of them that is called.
+
+    Attributes:
+        progress: bytes stored or found stored so far, of how many.
+        blocked_seconds: how long the caller of ``save`` was kept.
     """
 
     def __init__(self, run: str, step: int) -> None:
@@ -30,6 +35,8 @@ class PendingSave:
         self._checkpoint: Checkpoint | None = None
         self._error: BaseException | None = None
         self._was_raised = False
+        self._was_skipped = False
+        self.progress = Progress()
         self.blocked_seconds = 0.0
 
     @property
@@ -37,6 +44,8 @@ class PendingSave:
         """How far it has come."""
         if not self._done.is_set():
             return "captured"
+        if self._was_skipped:
+            return "skipped"
         return "committed" if self._error is None else "failed"
 
     @property
@@ -54,20 +63,34 @@ class PendingSave:
         """Tensor bytes that it did not write: stored before, or equal to others of it; 0 until committed."""
         return self._record.reused_bytes if self._record else 0
 
-    def wait(self, level: str = "committed", timeout: float | None = None) -> Checkpoint:
+    @overload
+    def wait(
+        self, level: Literal["committed"] = "committed", timeout: float | None = None
+    ) -> Checkpoint: ...
+
+    @overload
+    def wait(self, level: str, timeout: float | None = None) -> Checkpoint | None: ...
+
+    def wait(self, level: str = "committed", timeout: float | None = None) -> Checkpoint | None:
         """Waits until the save has reached a level.
 
         Args:
             level: "captured" or "committed".
             timeout: seconds; None waits without end.
 
+        Returns:
+            The checkpoint; None when it is captured and not committed yet, and no more was asked for.
+
         Raises:
             DeadlineError: not yet; the save goes on.
+            BusyError: it was skipped.
             SaveFailedError, SessionSupersededError, ...: what ended the save.
             UsageError: no such level.
         """
         if level not in LEVELS:
             raise UsageError(f"no such level: {level!r}", hint=f"levels are {', '.join(LEVELS)}")
+        if level == "captured" and not self._done.is_set():
+            return None
         if not self._done.wait(timeout):
             raise DeadlineError(
                 f"save of run {self.run!r} step {self.step} is {self.level}, not {level}, after {timeout} s"
@@ -96,10 +119,23 @@ class PendingSave:
         self._record, self._checkpoint = record, checkpoint
         self._done.set()
 
-    def fail(self, error: BaseException) -> None:
-        """The saver's word that it has failed."""
-        self._error = error
+    def fail(self, error: BaseException, *, told: bool = False) -> None:
+        """The saver's word that it has failed.
+
+        Args:
+            told: only who asks this handle is told.
+        """
+        self._error, self._was_raised = error, told
         self._done.set()
+
+    def skip(self, error: CkptstoreError) -> None:
+        """It was not begun, as the run's ``on_busy`` says; only who asks this handle is told."""
+        self._was_skipped = True
+        self.fail(error, told=True)
+
+    def tell(self) -> None:
+        """The error counts as told."""
+        self._was_raised = True
 
     def __repr__(self) -> str:
         return f"<PendingSave {self.run!r} step {self.step}: {self.level}>"

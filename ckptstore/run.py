@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ckptstore import refs
-from ckptstore.arguments import check_metadata, check_metrics
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import (
+    BusyError,
     CkptstoreError,
     ConflictError,
-    DeadlineError,
     SaveFailedError,
     SessionSupersededError,
     UnsupportedValueError,
     UsageError,
 )
+from ckptstore.events import save_event, save_line
 from ckptstore.model import history
 from ckptstore.model.ids import check_step
-from ckptstore.model.record import CommitRecord, EpochDoc
+from ckptstore.model.record import CommitRecord
 from ckptstore.pending import PendingSave
-from ckptstore.ranks import Backoff, RankOptions, Ranks, tell_place
-from ckptstore.run_resume import RunResume
+from ckptstore.ranks import RankOptions, Ranks
+from ckptstore.run_capture import Given, RunCapture
 from ckptstore.save.commit import Saved, SaveRequest
-from ckptstore.save.flatten import FlatState, flatten_state
+from ckptstore.save.flatten import FlatState
+from ckptstore.save.options import IN_FLIGHT, SaveOptions
 from ckptstore.save.ranked import RankedSaver
+from ckptstore.save.room import TOLD_LATE, is_only_late
 from ckptstore.save.saver import fork, save
 from ckptstore.save.session import Session
-from ckptstore.tier import runs
+from ckptstore.save.work import Work
 from ckptstore.tier.contents import Contents
-from ckptstore.tier.words import TierWords
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -45,36 +45,35 @@ ORIGINS = ("save", "import", "average")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Given:
-    """What a caller gave to :meth:`Run.save`."""
+class _Job:
+    """What is left of a save once the state is captured."""
 
-    step: int
-    state: Any
-    metrics: Mapping[str, int | float] | None
-    metadata: Mapping[str, Any] | None
-    tags: tuple[str, ...]
-    allow_pickle: bool
-    origin: str
+    pending: PendingSave
+    session: Session
+    ranks: Ranks
+    request: SaveRequest
+    work: Work
+    saver: RankedSaver | None
+    bases: list[Contents]
 
 
-class Run(RunResume):
+class Run(RunCapture):
     """One training in a store; made by ``store.run(name)``, which touches nothing.
 
     A session opens at the first :meth:`save`, or by :meth:`start` or :meth:`rewind`: reading and
     restoring never disturb a training that goes on elsewhere.
     """
 
-    def __init__(self, store: Store, name: str, options: RankOptions | None = None) -> None:
-        super().__init__(store, name, options)
-        self._session: Session | None = None
-        self._session_ranks: Ranks | None = None  # whose session it is
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        options: RankOptions | None = None,
+        saving: SaveOptions | None = None,
+    ) -> None:
+        super().__init__(store, name, options, saving)
         self._saver: RankedSaver | None = None
-        self._opened = 0
-        self._opened_by: Ranks | None = None
-        self._session_lost = False
-        self._begins_anew = False
-        self._came_late = False
-        self._pending: PendingSave | None = None
+        self._failures = 0  # in a row
 
     # --- saving -------------------------------------------------------------------------------
 
@@ -89,8 +88,12 @@ class Run(RunResume):
         bases: Iterable[Checkpoint] = (),
         allow_pickle: bool = False,
         origin: str = "save",
+        wait: bool = False,
     ) -> PendingSave:
         """Saves `state` as a checkpoint at `step`; every rank of the run calls it, and gets the same outcome.
+
+        Returns once the state is copied: from then on training may change anything, and the copy is written
+        in the background. Saves are committed in the order of their calls.
 
         Args:
             step: an int. Saving a step again makes a second checkpoint of that step, the later of both.
@@ -104,108 +107,141 @@ class Run(RunResume):
                 this session saved or resumed from is reused anyway.
             allow_pickle: pickle values of unknown types instead of refusing them.
             origin: where the state comes from: "save" for a training's own, "import" or "average".
+            wait: return when it is committed. Nothing is copied then, and an error is raised at once.
 
         Returns:
             A handle; its error, if the save fails, is raised by it, by the next save, or by close.
 
         Raises:
             UnsupportedValueError, UsageError: an argument or a value in the state; nothing was written.
-            SaveFailedError, SessionSupersededError: of the *previous* save, if nobody was told yet.
+            BusyError: two saves are under way, and the run has ``on_busy="error"``.
+            SaveFailedError, SessionSupersededError: of a *previous* save, if nobody was told yet; of this
+                one with ``wait=True``.
 
         Example:
             >>> run.save(500, {"model": model, "optimizer": optimizer}, metrics={"loss": 2.1})
         """
         number = check_step(step)
-        if self._pending is not None and self._pending.has_untold_error:
-            self._count_call(number)
-            self._pending.raise_error()
+        self._raise_untold(number)
         started = self._tier.environment.monotonic()
         if origin not in ORIGINS:
             raise UsageError(f"origin must be one of {', '.join(ORIGINS)}, not {origin!r}")
-        given = _Given(number, state, metrics, metadata, tuple(tags), allow_pickle, origin)
-        ranks = self._ranks
-        prepared = self._prepare(given, ranks) if ranks.world_size == 1 else None
+        given = Given(number, state, metrics, metadata, tuple(tags), tuple(bases), allow_pickle, origin)
         pending = PendingSave(self.name, number)
-        self._pending = pending
         try:
-            session = self._current_session()
-            base = [session.base] if session.base is not None else []
-            others = [checkpoint.contents for checkpoint in bases] if ranks.leads else []
-            if prepared is not None:
-                saved: Saved | CommitRecord = save(self._tier, session, *prepared, [*base, *others])
-            else:
-                saved = self._save_together(session, given, ranks, [*base, *others])
-        except (UnsupportedValueError, UsageError):
-            self._pending = None
+            self._begin(pending, given, wait=wait)
+        except (UnsupportedValueError, UsageError, BusyError):
             raise
         except BaseException as error:  # noqa: BLE001 - it is the pending save's to tell
-            self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)
-            pending.fail(error)
+            self._pendings.append(pending)
+            self._failed(pending, error)
+            self._tell(number, self._ranks, self._tier.environment.monotonic() - started, error=error)
             if not isinstance(error, CkptstoreError):
                 pending.raise_error()  # an interrupt, or a fault of our own: told here and now
-        else:
-            self._finish(pending, session, saved)
         pending.blocked_seconds = self._tier.environment.monotonic() - started
+        if wait and pending.has_untold_error:
+            pending.raise_error()
         return pending
 
-    def _prepare(self, given: _Given, ranks: Ranks) -> tuple[SaveRequest, FlatState]:
-        """Everything that can be refused is refused here, before anything is written."""
-        not_captured: tuple[str, ...] = ()
-        state = given.state
-        tell_place(state, (ranks.rank, ranks.world_size))
-        if callable(getattr(state, "capture_state", None)):
-            state, not_captured = state.capture_state(given.step)
-        flat = flatten_state(
-            state,
-            self._tier.marker.chunk_bytes,
-            allow_pickle=given.allow_pickle,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-        )
-        uncovered = flat.layout.check_coverage() if ranks.world_size == 1 else []
-        if uncovered:
-            raise UnsupportedValueError(
-                f"shards are missing of what one rank alone saves: {'; '.join(uncovered[:8])}",
-                hint="several ranks save together under torch.distributed, or by rank=, world_size= and "
-                "session_key= of store.run",
-            )
-        plain = dict(given.metadata or {})
-        check_metadata(plain)
-        request = SaveRequest(
-            step=given.step,
-            metrics=check_metrics(given.metrics or {}),
-            metadata=plain,
-            tags=tuple(sorted({refs.check_tag(tag) for tag in given.tags})),
-            parents=(self._resume_point.id,) if self._resume_point is not None else (),
-            origin=given.origin,
-            not_captured=not_captured,
-        )
-        return request, flat
+    def _begin(self, pending: PendingSave, given: Given, *, wait: bool) -> None:
+        """Captures the state and hands it to the lane, or, with `wait`, sees to the end of it here."""
+        started = self._tier.environment.monotonic()
+        ranks = self._ranks
+        prepared = self._prepare(given, ranks) if ranks.world_size == 1 else None
+        session = self._current_session()
+        if not self._has_room(wait=wait):
+            session.next_attempt(given.step)
+            self._skip(pending)
+            return
+        request, work, saver = self._capture(session, given, ranks, prepared, live=wait)
+        work.captured_seconds = self._tier.environment.monotonic() - started
+        pending.progress = work.progress
+        others = [checkpoint.contents for checkpoint in given.bases] if ranks.leads else []
+        job = _Job(pending, session, ranks, request, work, saver, others)
+        self._pendings.append(pending)
+        if wait:
+            self._save(job)
+        else:
+            self._lane.submit(functools.partial(self._save, job))
 
-    def _save_together(
-        self, session: Session, given: _Given, ranks: Ranks, bases: list[Contents]
-    ) -> Saved | CommitRecord:
-        """This rank's share of a save by many; what it cannot save fails the save of all."""
-        if self._saver is None or self._saver.session is not session:
-            self._saver = RankedSaver(self._tier, session, ranks, self._options)
+    def _has_room(self, *, wait: bool) -> bool:
+        """Whether the save may begin; with ``on_busy="wait"`` it may, sooner or later."""
+        may_skip = not wait and self._saving.on_busy != "wait"
+        # One rank's word, so that no rank skips what another saves.
+        if may_skip and self._decide("busy", lambda: {"busy": self._is_busy()})["busy"]:
+            return False
+        self._lane.wait_below(1 if wait else IN_FLIGHT)
+        return True
+
+    def _is_busy(self) -> bool:
+        unfinished = self._lane.unfinished
+        return unfinished >= IN_FLIGHT or bool(unfinished and not self._arena.has_room(self._captured_bytes))
+
+    def _skip(self, pending: PendingSave) -> None:
+        why = f"save of run {self.name!r} step {pending.step}: {self._lane.unfinished} saves are under way"
+        error = BusyError(why, hint='save less often, or use on_busy="wait"')
+        if self._saving.on_busy == "error":
+            raise error
+        pending.skip(error)
+        self._tell(pending.step, self._ranks, 0.0)
+
+    def _capture(
+        self,
+        session: Session,
+        given: Given,
+        ranks: Ranks,
+        prepared: tuple[SaveRequest, FlatState] | None,
+        *,
+        live: bool,
+    ) -> tuple[SaveRequest, Work, RankedSaver | None]:
+        """From the caller's state to pieces that stay as they are, whatever training does."""
         attempt = session.next_attempt(given.step)
+        if prepared is not None:
+            request, flat = prepared
+            return request, self._captured(attempt, flat, None, 0, live=live), None
+        saver = self._saver_of(session, ranks)
         try:
             if self._came_late:
-                attempt, self._came_late = self._saver.catch_up(attempt), False
+                attempt, self._came_late = saver.catch_up(attempt), False
             request, flat = self._prepare(given, ranks)
-        except BaseException as error:
-            self._saver.cannot(attempt, error)
+        except BaseException as error:  # what one rank cannot save fails the save of all
+            saver.cannot(attempt, error)
             raise
-        return self._saver.save(attempt, request, flat, bases)
+        share, plan = saver.agree(attempt, flat)
+        try:
+            work = self._captured(attempt, flat, share, plan, live=live)
+        except BaseException as error:
+            saver.cannot(attempt, error)
+            raise
+        return request, work, saver
 
-    def _count_call(self, step: int) -> None:
-        """A call of save that only tells of the failure before: other ranks, told already, may be saving."""
-        saver, session = self._saver, self._session
-        if saver is None or saver.session is not session or self._session_lost or not session.is_mine:
-            return
-        if self._session_ranks is self._ranks and not self._begins_anew:
-            said_late = SaveFailedError("it was told only now that its save before had failed")
-            saver.cannot(session.next_attempt(step), said_late)
+    def _save(self, job: _Job) -> None:
+        """The part of a save that training does not wait for; raises nothing."""
+        clock = self._tier.environment.monotonic
+        started = clock()
+        session, work, request = job.session, job.work, job.request
+        record, seconds, failure = None, None, None
+        try:
+            if self._resume_point is not None:
+                request = dataclasses.replace(request, parents=(self._resume_point.id,))
+            bases = [session.base, *job.bases] if session.base is not None else job.bases
+            if job.saver is None:
+                saved: Saved | CommitRecord = save(self._tier, session, request, work, bases)
+            else:
+                saved = job.saver.save(request, work, bases)
+            record, seconds = (saved.record, saved.seconds) if isinstance(saved, Saved) else (saved, None)
+            self._finish(job.pending, session, saved)
+        except BaseException as error:  # noqa: BLE001 - it is the pending save's to tell
+            work.waves.abandon()
+            self._failed(job.pending, error)
+            record, failure = None, error
+        blocked = work.captured_seconds + (0.0 if work.in_background else clock() - started)
+        self._tell(job.pending.step, job.ranks, blocked, record=record, error=failure, seconds=seconds)
+
+    def _saver_of(self, session: Session, ranks: Ranks) -> RankedSaver:
+        if self._saver is None or self._saver.session is not session:
+            self._saver = RankedSaver(self._tier, session, ranks, self._options)
+        return self._saver
 
     def _finish(self, pending: PendingSave, session: Session, saved: Saved | CommitRecord) -> None:
         if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
@@ -214,24 +250,75 @@ class Run(RunResume):
         facts = history.derive(record.attempt, record.metrics, record.tags, (), doomed=False)
         checkpoint = self._checkpoint(history.entry_of(record, facts))
         self._resume_point = checkpoint
+        self._failures = 0
         pending.finish(record, checkpoint)
 
-    def _raise_untold(self) -> None:
-        if self._pending is not None and self._pending.has_untold_error:
-            self._pending.raise_error()
+    def _failed(self, pending: PendingSave, error: BaseException) -> None:
+        self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)
+        self._failures += 1
+        log.error("%s", error)  # at once: who waits for the handle may not look at it for long
+        may_go_on = (
+            self._saving.on_error == "warn"
+            and isinstance(error, CkptstoreError)
+            and not isinstance(error, SessionSupersededError)
+            and self._failures <= self._saving.max_failures
+        )
+        pending.fail(error, told=may_go_on or is_only_late(error))
 
-    # --- sessions -----------------------------------------------------------------------------
+    def _tell(
+        self,
+        step: int,
+        ranks: Ranks,
+        blocked_seconds: float,
+        *,
+        record: CommitRecord | None = None,
+        error: BaseException | None = None,
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        """One line in the log, and the store's hooks, of each save."""
+        event = save_event(
+            self.name,
+            step,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            tier=self._store.url,
+            blocked_seconds=blocked_seconds,
+            record=record,
+            error=error,
+            seconds=seconds,
+        )
+        if event.outcome != "failed":  # that was said with its reason
+            log.log(logging.INFO if ranks.leads else logging.DEBUG, "%s", save_line(event))
+        self._store.hooks.saved(event)
 
-    def start(self, *, exclusive: bool = False) -> EpochDoc:
-        """Opens a session now, instead of at the first save.
+    def _raise_untold(self, step: int | None = None) -> None:
+        """Raises what has failed and was not told yet, the oldest first; the others count as told, too.
 
         Args:
-            exclusive: refuse while the former holder is seen alive on this host.
-
-        Raises:
-            BusyError: `exclusive`, and it is.
+            step: of the call of save that raises it, if one does.
         """
-        return self._open_session(self._resume_point, rewound=False, exclusive=exclusive).epoch
+        untold = []
+        while self._pendings and self._pendings[0].done:
+            pending = self._pendings.popleft()
+            if pending.has_untold_error:
+                untold.append(pending)
+        if not untold:
+            return
+        for pending in untold[1:]:
+            pending.tell()
+        if step is not None:
+            self._count_call(step)
+        untold[0].raise_error()
+
+    def _count_call(self, step: int) -> None:
+        """A call of save that only tells of the failure before: other ranks, told already, may be saving."""
+        saver, session = self._saver, self._session
+        if saver is None or saver.session is not session or self._session_lost or not session.is_mine:
+            return
+        if self._session_ranks is self._ranks and not self._begins_anew:
+            saver.cannot(session.next_attempt(step), SaveFailedError(TOLD_LATE))
+
+    # --- going elsewhere ----------------------------------------------------------------------
 
     def rewind(self, which: int | str | Checkpoint) -> Checkpoint:
         """Goes back: from now on `which` is the latest, until the next save, which continues from it.
@@ -293,133 +380,13 @@ class Run(RunResume):
         self._resume_point = pending.result()
         return self._resume_point
 
-    def _current_session(self) -> Session:
-        """The session to save in: the open one, or a new one where the last does not go on."""
-        session = self._session
-        # torch.distributed may have been initialized since, or anew and with other ranks.
-        is_ours = session is not None and session.is_mine and self._session_ranks is self._ranks
-        if session is None or not is_ours or self._begins_anew:
-            return self._open_session(self._resume_point, rewound=False)
-        return session
-
-    def continues(self, checkpoint: Checkpoint) -> bool:
-        """Whether a save after restoring `checkpoint` belongs to the open session: it is its newest.
-
-        Told by the run's history, so that all ranks see the same.
-        """
-        session = self._session
-        if session is None or not session.is_mine or self._session_lost:
-            return False
-        own = [found for found in self._history()[0] if found.epoch == session.epoch.number]
-        newest = max(own, key=lambda found: found.sequence, default=None)
-        resumed = newest.checkpoint if newest is not None else session.epoch.resumed_from
-        return resumed == checkpoint.id
-
-    def _resume_from(self, checkpoint: Checkpoint, *, continues: bool) -> None:
-        super()._resume_from(checkpoint, continues=continues)
-        # Whoever restores something else, or after being superseded, means to train on from there.
-        self._begins_anew, self._session_lost = not continues, False
-        session = self._session
-        if continues and session is not None:
-            known = None if session.base is None else session.base.record.checkpoint
-            if known != checkpoint.id:  # a rank that has not heard of the last commit yet
-                session.base = checkpoint.contents
-
-    def _open_session(
-        self, resumed_from: Checkpoint | None, *, rewound: bool, exclusive: bool = False
-    ) -> Session:
-        ranks = self._ranks
-        try:
-            self._tier.check_marker()
-            if ranks.leads:
-                number = self._count_session()
-                key = f"{ranks.key}/{number}" if ranks.world_size > 1 else ""
-                epoch = self._open_epoch(resumed_from, key, rewound=rewound, exclusive=exclusive)
-            else:
-                epoch = self._opened_epoch(ranks)
-        except CkptstoreError:
-            self._came_late = not ranks.leads
-            raise
-        base: Contents | None = None if resumed_from is None else resumed_from.contents
-        self._session, self._session_ranks = Session(self._tier, epoch, base), ranks
-        self._resume_point, self._begins_anew = resumed_from, False
-        return self._session
-
-    def _count_session(self) -> int:
-        """How many sessions these ranks have opened: rank 0's count, which the others follow."""
-        self._opened = self._opened_before() + 1
-        return self._opened
-
-    def _opened_before(self) -> int:
-        if self._opened_by is not self._ranks:
-            self._opened_by, self._opened = self._ranks, 0
-        return self._opened
-
-    def _is_used(self, key: str) -> bool:
-        return runs.wait_for_epoch(self._tier, self.name, key.__eq__, lambda: False) is not None
-
-    def _open_epoch(
-        self, resumed_from: Checkpoint | None, key: str, *, rewound: bool, exclusive: bool
-    ) -> EpochDoc:
-        try:
-            if key and self._is_used(key):
-                raise UsageError(
-                    f"session_key={self._ranks.key!r} was used before in run {self.name!r}",
-                    hint="it must be new at each start, and the same on all ranks: add the restart count",
-                )
-            return runs.open_epoch(
-                self._tier,
-                self.name,
-                resumed_from=None if resumed_from is None else resumed_from.id,
-                rewound=rewound,
-                session_key=key,
-                exclusive=exclusive,
-            )
-        except CkptstoreError as error:
-            if key:  # the others need not wait until the deadline
-                with contextlib.suppress(CkptstoreError):
-                    TierWords(self._tier, self.key, key).put("session", 0, error.message.encode()[:2000])
-            raise
-
-    def _opened_epoch(self, ranks: Ranks) -> EpochDoc:
-        """The session that rank 0 has opened; the document is how the others learn of it.
-
-        One that it opened after we had given up is it, too, and so is one after a try that we missed.
-        """
-        before = self._opened_before()
-        words = TierWords(self._tier, self.key, f"{ranks.key}/{before + 1}")
-        seconds = self._options.deadline_seconds
-        backoff = Backoff(self._tier.environment, seconds, ranks.world_size)
-        failed: list[bytes] = []
-
-        def number_of(key: str) -> int:
-            start, _, number = key.rpartition("/")
-            return int(number) if start == ranks.key and number.isdecimal() else 0
-
-        def wait() -> bool:
-            word = words.get("session", 0)
-            failed.extend([word] if word is not None else [])
-            return word is None and backoff.pause()
-
-        epoch = runs.wait_for_epoch(self._tier, self.name, lambda key: number_of(key) > before, wait)
-        if epoch is not None:
-            self._opened = number_of(epoch.session_key)
-            return epoch
-        if failed:
-            self._count_session()
-            raise SaveFailedError(
-                f"rank 0 could not open a session of run {self.name!r}: {failed[0].decode(errors='replace')}"
-            )
-        raise DeadlineError(
-            f"run {self.name!r}: rank 0 opened no session in {seconds:g} s",
-            hint=f"every rank must make the same calls and see the same store: does rank 0 write to "
-            f"{self._tier.url}, too, and is that a disk that all hosts share?",
-        )
-
     # --- the end ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Waits for what is under way; raises what failed and was not told yet."""
+        """Waits for the saves under way; raises what failed and was not told yet. Frees capture memory."""
+        self.wait()
+        if self._own_arena is not None:
+            self._own_arena.release()
         self._raise_untold()
 
     def __enter__(self) -> Run:
@@ -430,5 +397,8 @@ class Run(RunResume):
     ) -> None:
         if error is None:
             self.close()
-        elif self._pending is not None and self._pending.has_untold_error:
-            log.error("run %r: its last save had failed, too", self.name)
+            return
+        self.wait()
+        for pending in self._pendings:
+            if pending.has_untold_error:
+                log.error("run %r: the save of step %d had failed, too", self.name, pending.step)

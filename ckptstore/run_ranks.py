@@ -16,7 +16,8 @@ from ckptstore.errors import CkptstoreError, UsageError
 from ckptstore.load.host import HostShare, host_peers, this_host
 from ckptstore.model.history import Entry, Facts
 from ckptstore.ranks import KeyedRanks, RankOptions, Ranks, Solo, TorchRanks, need_session_key
-from ckptstore.run_notes import RunNotes
+from ckptstore.run_advice import RunAdvice
+from ckptstore.save.options import SaveOptions
 from ckptstore.tier.words import TierWords
 
 if TYPE_CHECKING:
@@ -25,12 +26,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class RunRanks(RunNotes):
+class RunRanks(RunAdvice):
     """What the ranks of a run do together; one process alone is the simplest case."""
 
-    def __init__(self, store: Store, name: str, options: RankOptions | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        options: RankOptions | None = None,
+        saving: SaveOptions | None = None,
+    ) -> None:
         super().__init__(store, name)
         self._options = options or RankOptions()
+        self._saving = saving or SaveOptions()
         self._found_ranks: Ranks | None = None
         self._found_in: tuple[int, int] | None = None
         self._peers: tuple[int, int] | None = None
@@ -38,7 +46,8 @@ class RunRanks(RunNotes):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Opened anew where it is unpickled: a session belongs to one process. A group cannot travel.
-        return (type(self), (self._store, self.name, dataclasses.replace(self._options, process_group=None)))
+        options = dataclasses.replace(self._options, process_group=None)
+        return (type(self), (self._store, self.name, options, self._saving))
 
     @property
     def _ranks(self) -> Ranks:

@@ -21,6 +21,7 @@ from ckptstore.errors import (
     PartlyRestoredError,
     UsageError,
 )
+from ckptstore.events import restore_event
 from ckptstore.load.select import Globs, Rename, Selection
 from ckptstore.model import history
 from ckptstore.model.history import Entry
@@ -29,6 +30,7 @@ from ckptstore.model.record import EpochDoc
 from ckptstore.ranks import RankOptions
 from ckptstore.run_ranks import RunRanks, describe_error, pack_entry, revived, unpack_entry
 from ckptstore.run_view import states
+from ckptstore.save.options import SaveOptions
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -56,8 +58,14 @@ class RunResume(RunRanks):
         restored: the report of the last :meth:`restore`, None before and when nothing was restored.
     """
 
-    def __init__(self, store: Store, name: str, options: RankOptions | None = None) -> None:
-        super().__init__(store, name, options)
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        options: RankOptions | None = None,
+        saving: SaveOptions | None = None,
+    ) -> None:
+        super().__init__(store, name, options, saving)
         self.restored: RestoreReport | None = None
         self._resume_point: Checkpoint | None = None
 
@@ -102,6 +110,7 @@ class RunResume(RunRanks):
         self.restored = None
         if resume == "never":
             return None
+        self.wait()
         options = FillOptions(
             Selection.of(only, exclude, rename, cast),
             strict=strict,
@@ -109,7 +118,32 @@ class RunResume(RunRanks):
             skip_samples=skip_samples,
             place=(self._ranks.rank, self._ranks.world_size),
         )
-        return self._restore_newest(state, options, _Choice(self, resume, before_step, fallback=fallback))
+        clock = self._tier.environment.monotonic
+        started = clock()
+        choice = _Choice(self, resume, before_step, fallback=fallback)
+        try:
+            step = self._restore_newest(state, options, choice)
+        except BaseException as error:
+            self._tell_restored(error=error, seconds=clock() - started)
+            raise
+        if self.restored is not None:
+            self._tell_restored(report=self.restored)
+        return step
+
+    def _tell_restored(self, **ended: Any) -> None:
+        event = restore_event(self.name, rank=self._ranks.rank, tier=self._store.url, **ended)
+        self._store.hooks.restored(event)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the saves under way, whatever becomes of them.
+
+        Args:
+            timeout: seconds; None waits without end.
+
+        Returns:
+            False when the time is over first.
+        """
+        return True
 
     def _restore_newest(self, state: Any, options: FillOptions, choice: _Choice) -> int | None:
         """Tries candidates, newest first, until one has been restored on all ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -15,11 +15,13 @@ from ckptstore.checkpoint import Checkpoint
 from ckptstore.config import StoreConfig, resolve
 from ckptstore.environment import Environment
 from ckptstore.errors import ConflictError, GuardError, NotFoundError, StoreNotFoundError, WrongStoreError
+from ckptstore.events import Hook, Hooks
 from ckptstore.manifest import RunRow
 from ckptstore.model.ids import Attempt
 from ckptstore.ranks import DEADLINE_SECONDS, RankOptions
 from ckptstore.run import Run
 from ckptstore.run_resume import restart_variable
+from ckptstore.save.options import CaptureMode, OnBusy, OnError, SaveOptions
 from ckptstore.tier import layout
 from ckptstore.tier import runs as run_documents
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
@@ -31,10 +33,11 @@ from ckptstore.verify import Problem, Progress, Target, Verifier, VerifyReport
 class Store:
     """An open store. Made by :func:`open` and :func:`init`; opening one changes nothing in it."""
 
-    def __init__(self, config: StoreConfig, tier: Tier) -> None:
+    def __init__(self, config: StoreConfig, tier: Tier, hooks: Iterable[Hook] = ()) -> None:
         self._config = config
         self.tier = tier
         self.catalog = Catalog(tier)
+        self.hooks = Hooks(hooks)
 
     @property
     def url(self) -> str:
@@ -68,6 +71,12 @@ class Store:
         replicas: Literal["strict", "warn"] = "strict",
         check_replicas: Literal["sample", "all"] = "sample",
         deadline_seconds: float = DEADLINE_SECONDS,
+        capture: CaptureMode = "copy",
+        capture_bytes: int | None = None,
+        on_busy: OnBusy = "wait",
+        on_error: OnError = "raise",
+        max_failures: int = 3,
+        save_every: int | str | None = None,
     ) -> Run:
         """The run of that name, new or old; touches nothing.
 
@@ -84,6 +93,15 @@ class Store:
                 "warn": the lowest rank's are kept, with a note.
             check_replicas: compare a rotating sample of replicas, or "all" of their bytes.
             deadline_seconds: how long ranks wait for each other.
+            capture: "copy": a save copies the state before it returns; "overlap": parameters and the tensors
+                of torch optimizers are copied during the next forward and backward, and the optimizer's
+                update waits for it.
+            capture_bytes: memory for the copies of states, of this process; unless given, a part of what is
+                free on this host, shared with its other ranks. A larger state is copied in waves.
+            on_busy: what a save does while two are under way: "wait", "skip" it, or "error".
+            on_error: "raise" a save's failure by the next save and close, or "warn" of it and go on.
+            max_failures: with "warn", so many failures in a row; one more is raised.
+            save_every: steps, a time ("20min"), or "auto"; for :meth:`Run.due`.
 
         Raises:
             UsageError: the name cannot be used, or the options contradict each other.
@@ -91,7 +109,12 @@ class Store:
         options = RankOptions(
             rank, world_size, session_key, process_group, replicas, check_replicas, deadline_seconds
         )
-        return Run(self, name, options)
+        saving = SaveOptions(capture, capture_bytes, on_busy, on_error, max_failures, save_every)
+        return Run(self, name, options, saving)
+
+    def add_hook(self, hook: Hook) -> None:
+        """Tells `hook` of saves and restores from now on, on the thread in which they end."""
+        self.hooks.add(hook)
 
     def runs(self) -> list[RunRow]:
         """All runs by name, with totals."""
@@ -209,6 +232,7 @@ def open(
     create: bool = False,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     environment: Environment | None = None,
+    hooks: Iterable[Hook] = (),
 ) -> Store:
     """Opens a store; changes nothing in it.
 
@@ -218,6 +242,7 @@ def open(
             into an empty store.
         chunk_bytes: of a store made now.
         environment: clock and randomness, for tests.
+        hooks: told of saves and restores, as :class:`ckptstore.metrics.TextfileWriter`.
 
     Raises:
         StoreNotFoundError: there is none.
@@ -254,7 +279,7 @@ def open(
             f"the store at {backend.url} is {tier.marker.store_uuid}, not {config.store_uuid} as configured",
             hint="check that the right disk is mounted, or correct store_uuid",
         )
-    return Store(config, tier)
+    return Store(config, tier, hooks)
 
 
 def init(

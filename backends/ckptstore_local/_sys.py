@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
+
+import numpy as np
 
 open = os.open
 close = os.close
@@ -30,7 +33,12 @@ O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
-_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+_PROBES = 5
+_libc = ctypes.CDLL(None, use_errno=True)
+_renameat2 = getattr(_libc, "renameat2", None)
+_mincore = getattr(_libc, "mincore", None)
+if _mincore is not None:
+    _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 def rename_noreplace(source: str, target: str) -> None:
@@ -46,3 +54,34 @@ def rename_noreplace(source: str, target: str) -> None:
     if status != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source, None, target)
+
+
+def resident_pages(fd: int, offset: int, nbytes: int) -> tuple[int, int] | None:
+    """How many of some pages of a range of a file are in the page cache, and of how many; None if unknown.
+
+    A few pages spread over the range are asked for: for all of them the kernel takes a tenth of the time that
+    it takes to copy them.
+
+    Args:
+        offset, nbytes: in bytes; the range ends within the file and is not empty.
+    """
+    if _mincore is None:
+        return None
+    before = offset % mmap.ALLOCATIONGRANULARITY
+    length = before + nbytes
+    try:
+        mapped = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset - before)
+    except (OSError, ValueError):  # no memory mapping there, or the file has just become shorter
+        return None
+    with mapped:
+        view = np.frombuffer(mapped, np.uint8)
+        address = view.ctypes.data
+        del view  # a mapping that is looked at cannot be closed
+        found = ctypes.c_ubyte()
+        pages = np.unique(np.linspace(0, (length - 1) // mmap.PAGESIZE, _PROBES).astype(int)).tolist()
+        resident = 0
+        for page in pages:
+            if _mincore(address + page * mmap.PAGESIZE, 1, ctypes.byref(found)) != 0:
+                return None
+            resident += found.value & 1
+    return resident, len(pages)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import queue
 import threading
+from collections.abc import Iterator, Sequence
 
 import blake3
 import numpy as np
+import numpy.typing as npt
 
 from ckptstore import arrays
 from ckptstore.errors import (
@@ -18,11 +22,22 @@ from ckptstore.errors import (
 )
 from ckptstore.load.division import Run
 from ckptstore.load.host import HostShare
-from ckptstore.load.plan import Piece, Read, Want, plan
+from ckptstore.load.plan import MAX_RUN_BYTES, Piece, Read, Want, batches, joined, plan
 from ckptstore.load.sharing import Sharing
+from ckptstore.model.ids import DIGEST_BYTES
 from ckptstore.pool import Pool, default_threads
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
+
+SCRATCH_BYTES = 128 << 20
+"""Memory for what cannot be read straight to where it goes; one chunk is always held whole."""
+
+_APART_BYTES = 1 << 20
+"""From a local file, a request of its own costs less than the copy of so many bytes."""
+_COPY_BYTES = 64 << 10
+"""Copying fewer bytes takes less time than to hand over the interpreter lock."""
+
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,7 +61,8 @@ class Fetcher:
         self._tier = tier
         self._contents = contents
         self._host = host
-        self._scratch = threading.local()
+        self._threads = default_threads(tier.backend.capabilities.concurrency)
+        self._scratch = Scratch([], 1)
         self._lock = threading.Lock()
         self.done = Fetched()
 
@@ -59,7 +75,8 @@ class Fetcher:
             DeadlineError: another rank of this host failed or was lost while it read for this one, too.
         """
         if self._host is None:
-            self._fetch_alone(plan(self._contents, wants))
+            is_local = self._tier.backend.capabilities.local_path is not None
+            self._fetch_alone(plan(self._contents, wants, _APART_BYTES if is_local else MAX_RUN_BYTES))
             return
         with self._host.sharing() as sharing:
             reads = plan(self._contents, wants)
@@ -67,13 +84,15 @@ class Fetcher:
                 self._fetch_alone(reads)
 
     def _fetch_alone(self, reads: list[Read]) -> None:
-        if len(reads) <= 1:
-            for read in reads:
-                self._carry_out(read)
+        self._scratch = Scratch(reads, self._threads)
+        turns = list(batches(reads))
+        if len(turns) <= 1:
+            for turn in turns:
+                self._carry_out(turn)
             return
-        with self._pool(len(reads)) as pool:
-            for read in reads:
-                pool.submit(self._carry_out, read)
+        with self._pool(len(turns)) as pool:
+            for turn in turns:
+                pool.submit(self._carry_out, turn)
             pool.drain()
 
     def _fetch_shared(self, sharing: Sharing, reads: list[Read]) -> bool:
@@ -96,36 +115,41 @@ class Fetcher:
                 start = piece.offset - run.offset
                 self._place(memory[start : start + piece.length], piece)
 
-        alone = [functools.partial(self._carry_out, _joined(key, parts)) for key, parts in own.values()]
+        single = [joined(key, parts) for key, parts in own.values()]
+        self._scratch = Scratch(single, self._threads)
+        alone = [functools.partial(self._carry_out, [read]) for read in single]
         with self._pool(2 * len(division.shared) + len(alone)) as pool:
             sharing.carry_out(pool, division, self._read_shared, copy, alone)
         return True
 
     def _pool(self, calls: int) -> Pool:
-        threads = default_threads(self._tier.backend.capabilities.concurrency)
-        return Pool(min(threads, calls), name="ckptstore-load")
+        return Pool(min(self._threads, calls), name="ckptstore-load")
 
     def _read_shared(self, run: Run, memory: memoryview) -> None:
         """Reads a run for all ranks of this host, and verifies all that one of them wants of it."""
         rows, where = list(run.rows), self._contents.locations
         self._read_into(run.key, run.offset, memory, rows[0])
-        starts, lengths = (where.offset[rows] - run.offset).tolist(), where.length[rows].tolist()
-        for row, start, length in zip(rows, starts, lengths, strict=True):
-            self._verify(memory[start : start + length], run.key, row)
+        starts = (where.offset[rows] - run.offset).tolist()
+        self._verify(memory, run.key, rows, starts, where.length[rows].tolist())
         self._count(run.length)
 
-    def _carry_out(self, read: Read) -> None:
-        target = self._direct(read)
-        view = target if target is not None else self._buffer(read.length)
-        if target is not None:
-            self.done.placed = True
-        self._read_into(read.key, read.offset, view, read.pieces[0].uses[0].row)
-        for piece in read.pieces:
-            start = piece.offset - read.offset
-            data = view[start : start + piece.length]
-            self._verify(data, read.key, piece.uses[0].row)
-            if target is None:
-                self._place(data, piece)
+    def _carry_out(self, reads: Sequence[Read]) -> None:
+        for read in reads:
+            if read.target is not None:
+                self.done.placed = True
+                self._read(read, read.target.data)
+                continue
+            with self._scratch.take(read.length) as memory:
+                self._read(read, memory)
+                for piece in read.pieces:
+                    start = piece.offset - read.offset
+                    self._place(memory[start : start + piece.length], piece)
+
+    def _read(self, read: Read, memory: memoryview) -> None:
+        rows = [piece.uses[0].row for piece in read.pieces]
+        self._read_into(read.key, read.offset, memory, rows[0])
+        starts = [piece.offset - read.offset for piece in read.pieces]
+        self._verify(memory, read.key, rows, starts, [piece.length for piece in read.pieces])
         self._count(read.length)
 
     def _read_into(self, key: str, offset: int, view: memoryview, row: int) -> None:
@@ -134,41 +158,31 @@ class Fetcher:
         except (ObjectNotFoundError, NotAnObjectError, ShortReadError) as error:
             raise self._damaged(key, row, error.message) from error
 
-    def _verify(self, data: memoryview, key: str, row: int) -> None:
-        if blake3.blake3(data).digest() != self._contents.digests[row]:
-            raise self._damaged(key, row, "its bytes are not what was saved")
+    def _verify(
+        self, memory: memoryview, key: str, rows: list[int], starts: list[int], lengths: list[int]
+    ) -> None:
+        """Checks chunks against the digests in their `rows`; each lies in `memory` from its start."""
+        expected = self._contents.digests.array[rows].tobytes()
+        for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            digest = blake3.blake3(memory[start : start + length]).digest()
+            if digest != expected[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]:
+                raise self._damaged(key, rows[number], "its bytes are not what was saved")
 
     def _count(self, nbytes: int) -> None:
         with self._lock:
             self.done.bytes_read += nbytes
             self.done.reads += 1
 
-    def _direct(self, read: Read) -> memoryview | None:
-        """The target's own memory, where the bytes can be read straight into it and verified there."""
-        if len(read.pieces) != 1 or len(read.pieces[0].uses) != 1:
-            return None
-        use = read.pieces[0].uses[0]
-        want = use.want
-        if use.part != use.chunk_box or not want.raw.flags.c_contiguous:
-            return None
-        if not use.part.is_contiguous_in(want.box):
-            return None
-        itemsize = want.raw.dtype.itemsize
-        start = use.part.flat_offset_in(want.box) * itemsize
-        flat = want.raw.reshape(-1).view(np.uint8).data
-        return flat[start : start + read.length]
-
     def _place(self, data: memoryview, piece: Piece) -> None:
         self.done.placed = True
         for use in piece.uses:
-            arrays.copy_box(use.want.raw, use.want.box, data, use.chunk_box, use.part)
-
-    def _buffer(self, nbytes: int) -> memoryview:
-        """Memory of this thread, reused from read to read."""
-        held: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = getattr(self._scratch, "array", None)
-        if held is None or len(held) < nbytes:
-            held = self._scratch.array = np.empty(max(nbytes, 1 << 20), np.uint8)
-        return held.data[:nbytes]
+            target = use.flat
+            if target is None:
+                arrays.copy_box(use.want.raw, use.want.box, data, use.chunk_box, use.part)
+            elif piece.length < _COPY_BYTES:
+                target.data[:] = data
+            else:
+                np.copyto(target, np.frombuffer(data, np.uint8))
 
     def _damaged(self, key: str, row: int, reason: str) -> ChunkDamagedError:
         layout = self._contents.layout
@@ -182,6 +196,22 @@ class Fetcher:
         )
 
 
-def _joined(key: str, pieces: list[Piece]) -> Read:
-    start = pieces[0].offset
-    return Read(key, start, max(piece.offset + piece.length for piece in pieces) - start, tuple(pieces))
+class Scratch:
+    """Equal buffers for those of the reads that have no target of their own, within a budget."""
+
+    def __init__(self, reads: Sequence[Read], threads: int) -> None:
+        longest = max((read.length for read in reads if read.target is None), default=0)
+        count = max(1, min(threads, SCRATCH_BYTES // max(longest, 1)))
+        # Last in, first out: memory that was never handed out is never touched, and so never there.
+        self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()
+        for _ in range(count):
+            self._free.put(np.empty(longest, np.uint8))
+
+    @contextlib.contextmanager
+    def take(self, nbytes: int) -> Iterator[memoryview]:
+        """Memory of that size, as long as it lasts; waits until there is some."""
+        buffer = self._free.get()
+        try:
+            yield buffer.data[:nbytes]
+        finally:
+            self._free.put(buffer)

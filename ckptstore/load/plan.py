@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from ckptstore.tier.contents import Contents
 MAX_RUN_BYTES = 16 << 20
 MAX_GAP_BYTES = 64 << 10
 """Packed chunks no further apart than this are fetched by one read."""
+BATCH_BYTES = 4 << 20
+"""A thread's turn is at least so long, where there is so much to read in one place."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,8 +34,7 @@ class Want:
     raw: npt.NDArray[Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """A part of a chunk that goes to a want: the common elements of both."""
 
     row: int
@@ -41,9 +42,23 @@ class Use:
     part: Box
     want: Want
 
+    @property
+    def flat(self) -> npt.NDArray[np.uint8] | None:
+        """The want's own memory, uint8, where all of the chunk's bytes go there side by side; else None."""
+        part, want = self.part, self.want
+        if part != self.chunk_box or not want.raw.flags.c_contiguous:
+            return None
+        flat = want.raw.reshape(-1).view(np.uint8)
+        if part == want.box:
+            return flat
+        if not part.is_contiguous_in(want.box):
+            return None
+        itemsize = want.raw.dtype.itemsize
+        start = part.flat_offset_in(want.box) * itemsize
+        return flat[start : start + part.numel * itemsize]
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+
+class Piece(NamedTuple):
     """One stored chunk in an object, and all uses of it."""
 
     offset: int
@@ -51,42 +66,112 @@ class Piece:
     uses: tuple[Use, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Read:
-    """One ranged read: adjacent or nearly adjacent chunks of one object."""
+class Read(NamedTuple):
+    """One ranged read: adjacent or nearly adjacent chunks of one object.
+
+    Attributes:
+        target: uint8, (length,): the memory that all of it goes to as it is; None if it must be taken apart.
+    """
 
     key: str
     offset: int
     length: int
     pieces: tuple[Piece, ...]
+    target: npt.NDArray[np.uint8] | None
 
 
-def plan(contents: Contents, wants: Iterable[Want]) -> list[Read]:
+def plan(contents: Contents, wants: Sequence[Want], apart_bytes: int = MAX_RUN_BYTES) -> list[Read]:
     """The reads that fill `wants`, in an order that is sequential per object.
 
     Only chunks that meet a wanted box are read; each whole, because it can only be verified whole. A
     chunk that several wants need is read once.
+
+    Args:
+        apart_bytes: packed chunks from this size on that can be read straight to where they go are reads of
+            their own; smaller ones are read together, which costs a copy and saves requests.
     """
-    uses = [use for want in wants for use in _uses(contents, want)]
+    uses = _all_uses(contents, wants)
     rows = np.array([use.row for use in uses], np.int64)
-    locations = contents.locations
-    by_place: dict[tuple[int, int], list[Use]] = {}
-    places = zip(locations.object[rows].tolist(), locations.offset[rows].tolist(), strict=True)
-    for use, place in zip(uses, places, strict=True):
-        by_place.setdefault(place, []).append(use)
+    where = contents.locations
+    places = where.object[rows], where.offset[rows]
+    order = np.lexsort(places[::-1])
+    numbers, offsets, lengths = (column[order].tolist() for column in (*places, where.length[rows]))
+    pieces: list[tuple[int, Piece]] = []
+    at = None
+    for number, offset, length, use in zip(numbers, offsets, lengths, order.tolist(), strict=True):
+        if at == (number, offset):
+            before = pieces[-1][1]
+            pieces[-1] = number, Piece(offset, length, (*before.uses, uses[use]))
+        else:
+            pieces.append((number, Piece(offset, length, (uses[use],))))
+            at = number, offset
     reads: list[Read] = []
     pending: list[Piece] = []
-    current = -1
-    for (number, offset), here in sorted(by_place.items(), key=lambda item: item[0]):
-        piece = Piece(offset, int(locations.length[here[0].row]), tuple(here))
-        if pending and (number != current or not _joins(pending, piece)):
-            reads.append(_read(contents.keys.key(current), pending))
+    current = end = -1
+    for number, piece in pieces:
+        target = _straight(piece) if piece.length >= apart_bytes else None
+        stop = piece.offset + piece.length
+        if pending and (
+            number != current
+            or target is not None
+            or piece.offset - end > MAX_GAP_BYTES
+            or stop - pending[0].offset > MAX_RUN_BYTES
+        ):
+            reads.append(joined(contents.keys.key(current), pending))
             pending = []
+        if target is not None:
+            reads.append(Read(contents.keys.key(number), piece.offset, piece.length, (piece,), target))
+            continue
         pending.append(piece)
-        current = number
+        current, end = number, stop
     if pending:
-        reads.append(_read(contents.keys.key(current), pending))
+        reads.append(joined(contents.keys.key(current), pending))
     return reads
+
+
+def joined(key: str, pieces: Sequence[Piece]) -> Read:
+    """One read for pieces of an object, in the order of their offsets."""
+    start = pieces[0].offset
+    target = _straight(pieces[0]) if len(pieces) == 1 else None
+    length = max(piece.offset + piece.length for piece in pieces) - start
+    return Read(key, start, length, tuple(pieces), target)
+
+
+def batches(reads: Sequence[Read]) -> Iterator[list[Read]]:
+    """The reads in turns of a thread: those side by side in an object together, until they are long."""
+    batch: list[Read] = []
+    key, end, size = "", 0, 0
+    for read in reads:
+        if batch and (read.key != key or read.offset - end > MAX_GAP_BYTES or size >= BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(read)
+        key, end, size = read.key, read.offset + read.length, size + read.length
+    if batch:
+        yield batch
+
+
+def _straight(piece: Piece) -> npt.NDArray[np.uint8] | None:
+    """The memory that a piece can be read into where it lies; None where it must be copied there."""
+    return piece.uses[0].flat if len(piece.uses) == 1 else None
+
+
+def _all_uses(contents: Contents, wants: Sequence[Want]) -> list[Use]:
+    layout = contents.layout
+    tensors = np.array([want.tensor for want in wants], np.int64)
+    first = layout.chunks.first
+    rows = first[tensors]
+    # Most tensors are one box in one chunk, and there can be very many of them.
+    single = (layout.box_columns.counts[tensors] == 1) & (first[tensors + 1] - rows == 1)
+    uses: list[Use] = []
+    shapes = layout.heads.shapes
+    for want, row, is_single in zip(wants, rows.tolist(), single.tolist(), strict=True):
+        box = want.box
+        if is_single and box.sizes == shapes[want.tensor] and not any(box.offsets):
+            uses.append(Use(row, box, box, want))
+        else:
+            uses += _uses(contents, want)
+    return uses
 
 
 def _uses(contents: Contents, want: Want) -> Iterator[Use]:
@@ -94,11 +179,6 @@ def _uses(contents: Contents, want: Want) -> Iterator[Use]:
     boxes = layout.box_columns
     start, end = int(boxes.first[want.tensor]), int(boxes.first[want.tensor + 1])
     first = int(layout.chunks.first[want.tensor])
-    if end - start == 1 and int(layout.chunks.first[want.tensor + 1]) - first == 1:
-        whole = Box.whole(layout.heads.shapes[want.tensor])
-        if want.box == whole:
-            yield Use(first, whole, want.box, want)  # the common small tensor
-            return
     held = boxes.of_tensor(want.tensor)
     wanted = np.array(want.box.offsets, np.int64)
     meets = cuts.every((held.offsets < wanted + want.box.sizes) & (held.offsets + held.sizes > wanted))
@@ -110,14 +190,3 @@ def _uses(contents: Contents, want: Want) -> Iterator[Use]:
             part = chunk_box.intersect(want.box)
             if part is not None:
                 yield Use(row, chunk_box, part, want)
-
-
-def _joins(pending: list[Piece], piece: Piece) -> bool:
-    gap = piece.offset - (pending[-1].offset + pending[-1].length)
-    whole = piece.offset + piece.length - pending[0].offset
-    return gap <= MAX_GAP_BYTES and whole <= MAX_RUN_BYTES
-
-
-def _read(key: str, pieces: list[Piece]) -> Read:
-    start = pieces[0].offset
-    return Read(key, start, pieces[-1].offset + pieces[-1].length - start, tuple(pieces))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sqlite3
@@ -79,8 +80,7 @@ def put_layout(connection: sqlite3.Connection, layout: LayoutRows | str) -> int:
                 name,
                 component,
                 dtype,
-                list_json(shape),
-                _elements(shape),
+                *_shape_columns(tuple(shape)),
                 kind,
                 first + i,
             )
@@ -97,24 +97,28 @@ def put_layout(connection: sqlite3.Connection, layout: LayoutRows | str) -> int:
     return layout_id
 
 
-def _elements(shape: Iterable[int]) -> int | None:
+@functools.lru_cache(maxsize=1024)  # a layout has many tensors of few shapes
+def _shape_columns(shape: tuple[int, ...]) -> tuple[str, int | None]:
     count = math.prod(int(size) for size in shape)
-    return count if count < 2**63 else None
+    return list_json(shape), count if count < 2**63 else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _box_columns(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[str, str, str]:
+    return list_json(offsets), list_json(sizes), ranges_text(offsets, sizes)
 
 
 def _aliases(layout: LayoutRows, layout_id: int, first: int) -> Iterable[tuple[object, ...]]:
     for number, alias in enumerate(layout.aliases, start=first + len(layout.names)):
         name, target = alias[0], int(alias[-1])
         component = alias[1] if len(alias) == 3 else layout.components[target]
-        shape = layout.shapes[target]
         yield (
             number,
             layout_id,
             name,
             component,
             layout.dtypes[target],
-            list_json(shape),
-            _elements(shape),
+            *_shape_columns(tuple(layout.shapes[target])),
             layout.kinds[target],
             first + target,
         )
@@ -130,7 +134,7 @@ def _boxes(layout: LayoutRows, first: int) -> Iterable[tuple[object, ...]]:
         offsets = tuple(int(x) for x in all_offsets[:ndim])
         sizes = tuple(int(x) for x in all_sizes[:ndim])
         number = next(seen.setdefault(index, itertools.count()))
-        yield (first + index, number, list_json(offsets), list_json(sizes), ranges_text(offsets, sizes))
+        yield (first + index, number, *_box_columns(offsets, sizes))
 
 
 def put_record(

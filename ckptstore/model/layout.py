@@ -88,6 +88,22 @@ class ChunkMap:
         return len(self.nbytes)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComponentSize:
+    """How much of a layout belongs to one component.
+
+    Attributes:
+        tensors: int64, their indices.
+        chunks: how many they have together.
+        nbytes: of the whole tensors.
+    """
+
+    name: str
+    tensors: Int64s
+    chunks: int
+    nbytes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """All tensors of a checkpoint, sorted by name, and the grid's chunk size.
@@ -197,6 +213,10 @@ class Layout:
 
     def check_coverage(self) -> list[str]:
         """One line per tensor whose boxes do not cover it exactly once."""
+        return list(self._uncovered)
+
+    @functools.cached_property
+    def _uncovered(self) -> tuple[str, ...]:
         heads, boxes = self.heads, self.box_columns
         in_doubt = np.array([0 not in shape for shape in heads.shapes], bool)
         for group in boxes.by_ndim(heads):
@@ -207,7 +227,23 @@ class Layout:
             problem = uncovered(heads.shapes[i], self.tensors[i].boxes)
             if problem:
                 problems.append(f"{heads.names[i]}: {problem}")
-        return problems
+        return tuple(problems)
+
+    @functools.cached_property
+    def components(self) -> tuple[ComponentSize, ...]:
+        """What each component has, in name order."""
+        heads = self.heads
+        names = sorted(set(heads.components))
+        number = {name: i for i, name in enumerate(names)}
+        of_tensor = np.array([number[name] for name in heads.components], np.int64)
+        chunks = np.diff(self.chunks.first)
+        nbytes = np.array(heads.nbytes, object)  # of Python's ints: whole tensors may be of any size
+        return tuple(
+            ComponentSize(name, here, int(chunks[here].sum()), int(nbytes[here].sum()))
+            for name, here in zip(
+                names, (np.flatnonzero(of_tensor == i) for i in range(len(names))), strict=True
+            )
+        )
 
     def encode(self) -> bytes:
         """The layout table (docs/format.md)."""

@@ -17,7 +17,7 @@ import enum
 import pathlib
 import uuid
 import zoneinfo
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgpack
@@ -46,6 +46,8 @@ from ckptstore.model.plain import (
 
 LeafOf = Callable[[Any, StatePath], "Leaf | Composite | msgpack.ExtType | Any | None"]
 
+_AS_THEY_ARE = frozenset({type(None), bool, float})
+
 
 def flatten(value: Any, leaf_of: LeafOf, path: StatePath = ()) -> Any:
     """The tree in plain form: msgpack types, markers and :class:`Leaf` objects.
@@ -57,13 +59,8 @@ def flatten(value: Any, leaf_of: LeafOf, path: StatePath = ()) -> Any:
     Raises:
         UnsupportedValueError: names the path and the type of what cannot be stored.
     """
-    if len(path) > MAX_DEPTH:
-        raise UnsupportedValueError(
-            f"{show_path(path[:6])}... is nested deeper than {MAX_DEPTH} levels, or contains itself",
-            path=show_path(path),
-        )
     kind = type(value)
-    if value is None or kind is bool or kind is float:
+    if kind in _AS_THEY_ARE:
         return value
     if kind is int:
         return value if -(2**63) <= value < 2**64 else _big_int(value)
@@ -74,9 +71,9 @@ def flatten(value: Any, leaf_of: LeafOf, path: StatePath = ()) -> Any:
         if isinstance(found, Leaf):
             return found
     if kind is list:
-        return [flatten(item, leaf_of, (*path, i)) for i, item in enumerate(value)]
+        return _flatten_items(value, leaf_of, path)
     if kind is tuple:
-        return [Container("tuple"), *(flatten(item, leaf_of, (*path, i)) for i, item in enumerate(value))]
+        return [Container("tuple"), *_flatten_items(value, leaf_of, path)]
     found = leaf_of(value, path)
     if isinstance(found, (Leaf, msgpack.ExtType)):
         return found
@@ -93,8 +90,26 @@ def flatten(value: Any, leaf_of: LeafOf, path: StatePath = ()) -> Any:
     return _flatten_special(value, leaf_of, path)
 
 
+def _flatten_items(value: Collection[Any], leaf_of: LeafOf, path: StatePath) -> list[Any]:
+    _check_depth(value, path)
+    return [flatten(item, leaf_of, (*path, i)) for i, item in enumerate(value)]
+
+
 def _flatten_dict(value: dict[Any, Any], leaf_of: LeafOf, path: StatePath) -> dict[Any, Any]:
-    return {_key(key, path): flatten(item, leaf_of, (*path, key)) for key, item in value.items()}
+    _check_depth(value, path)
+    return {
+        key if type(key) is str else _key(key, path): flatten(item, leaf_of, (*path, key))
+        for key, item in value.items()
+    }
+
+
+def _check_depth(value: Collection[Any], path: StatePath) -> None:
+    """That what is in a container at `path` is not too deep."""
+    if len(path) >= MAX_DEPTH and value:
+        raise UnsupportedValueError(
+            f"{show_path(path[:6])}... is nested deeper than {MAX_DEPTH} levels, or contains itself",
+            path=show_path(path),
+        )
 
 
 def _key(key: Any, path: StatePath) -> Any:
@@ -137,8 +152,7 @@ def _flatten_special(value: Any, leaf_of: LeafOf, path: StatePath) -> Any:
             items = sorted(items, key=lambda item: (type(item).__name__, repr(item)))
         return [Container(kind.__name__), *items]
     if kind is collections.deque:
-        items = [flatten(item, leaf_of, (*path, i)) for i, item in enumerate(value)]
-        return [Container("deque"), value.maxlen, items]
+        return [Container("deque"), value.maxlen, _flatten_items(value, leaf_of, path)]
     if kind is slice or kind is range:
         parts = (value.start, value.stop, value.step)
         return [Container(kind.__name__), *(flatten(part, leaf_of, path) for part in parts)]
@@ -229,10 +243,6 @@ def _big_int(value: int) -> msgpack.ExtType:
 
 
 def _default(value: Any) -> Any:
-    if type(value) is Leaf:
-        if value.index < 0:
-            raise AssertionError(f"leaf {show_path(value.path)} has no index")
-        return msgpack.ExtType(EXT_TENSOR, _pack([value.index, value.kind, value.detail]))
     if type(value) is Container:
         return msgpack.ExtType(EXT_CONTAINER, value.encode())
     if type(value) is tuple:  # only dict keys and set items get here
@@ -240,14 +250,31 @@ def _default(value: Any) -> Any:
     raise TypeError(f"not in plain form: {type(value)}")
 
 
+def _packer(default: Callable[[Any], Any]) -> Callable[[Any], bytes]:
+    pack: Callable[[Any], bytes] = msgpack.Packer(
+        default=default, strict_types=True, unicode_errors="surrogatepass"
+    ).pack
+    return pack
+
+
 def _pack(plain: Any) -> bytes:
-    packed: bytes = msgpack.packb(plain, default=_default, strict_types=True, unicode_errors="surrogatepass")
-    return packed
+    return _packer(_default)(plain)
 
 
 def pack(plain: Any) -> bytes:
     """The plain form of :func:`flatten`, its leaves numbered, as bytes."""
-    return _pack(plain)
+    pack_inner = _packer(_default)
+    # `ExtType(...)` checks in Python what is known here, for each tensor.
+    new, ext_type = tuple.__new__, msgpack.ExtType
+
+    def default(value: Any) -> Any:
+        if not isinstance(value, Leaf):
+            return _default(value)
+        if value.index < 0:
+            raise AssertionError(f"leaf {show_path(value.path)} has no index")
+        return new(ext_type, (EXT_TENSOR, pack_inner([value.index, value.kind, value.detail])))
+
+    return _packer(default)(plain)
 
 
 def encode(value: Any, what: str = "value") -> bytes:

@@ -2,157 +2,343 @@
 
 from __future__ import annotations
 
-import dataclasses
-import queue
+import collections
+import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
-import numpy as np
-
-from ckptstore.pool import Pool, cores
-from ckptstore.save.arena import PAGE_BYTES, Arena, Bytes, Segment
+from ckptstore.errors import CkptstoreError, SaveFailedError
+from ckptstore.save.arena import Arena, Block
+from ckptstore.save.copying import copy_wave
 from ckptstore.save.cut import Piece
+from ckptstore.save.device import DeviceCopies
+from ckptstore.save.packing import Wave, taken_bytes, units_of, waves_of
 
-_LARGE_BYTES = 1 << 20
-_SMALL_ALIGN = 64
-_COPY_BATCH_BYTES = 32 << 20
-_MAX_COPIERS = 4
+log = logging.getLogger("ckptstore")
+
+_WAVES_OF_A_BUDGET = 4  # the next are copied while the first is written
 
 
 class Waves:
     """Captured pieces on their way from the thread that captures to the one that writes.
 
     Iterating gives lists of pieces; the memory of one goes back to the arena when the next is asked for.
+    It raises what the capture failed with, so that a part of a state never passes for the whole.
     """
 
     def __init__(self, arena: Arena | None = None) -> None:
         self._arena = arena
-        self._queue: queue.SimpleQueue[tuple[Sequence[Piece], Segment | None] | None] = queue.SimpleQueue()
-        self._abandoned = threading.Event()
-        self._held: Segment | None = None
+        self._waiting: collections.deque[tuple[Sequence[Piece], Sequence[Block]]] = collections.deque()
+        self._held: Sequence[Block] = ()
+        self._ended = False
+        self._abandoned = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
 
     @classmethod
     def live(cls, pieces: Sequence[Piece]) -> Waves:
         """Of pieces that stay as they are until they are written: nothing is copied."""
         waves = cls()
-        waves.put(pieces, None)
+        waves.put(pieces)
         waves.end()
         return waves
 
     @property
     def abandoned(self) -> bool:
         """Whether nobody will write what is put."""
-        return self._abandoned.is_set()
+        return self._abandoned
 
-    def put(self, pieces: Sequence[Piece], segment: Segment | None) -> None:
+    def put(self, pieces: Sequence[Piece], blocks: Sequence[Block] = ()) -> None:
         """One wave, and the memory that holds it."""
-        self._queue.put((pieces, segment))
-        if self.abandoned:
-            self._drop()
+        with self._changed:
+            if not self._abandoned:
+                self._waiting.append((pieces, blocks))
+                self._changed.notify_all()
+                return
+        self._return(blocks)
 
     def end(self) -> None:
         """All has been put."""
-        self._queue.put(None)
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """No more will be put, and what was put is not all: who iterates gets this error."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
 
     def __iter__(self) -> Iterator[Sequence[Piece]]:
         try:
-            while (wave := self._queue.get()) is not None:
-                pieces, self._held = wave
+            while (pieces := self._next()) is not None:
                 yield pieces
-                self._give_back()
+                self._release()
         finally:
-            self._give_back()
+            self._release()
+
+    def _next(self) -> Sequence[Piece] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ended or self._error or self._abandoned)
+            if self._error is not None:
+                raise self._error
+            if self._abandoned:
+                raise SaveFailedError("the save was given up while its state was captured")
+            if not self._waiting:
+                return None
+            pieces, self._held = self._waiting.popleft()
+            return pieces
 
     def abandon(self) -> None:
-        """What was put and is put from now on is given back unwritten: the save has failed."""
-        self._abandoned.set()
-        self._give_back()
-        self._drop()
+        """What was put and is put from now on is given back unwritten: the save has failed.
 
-    def _drop(self) -> None:
-        while True:
-            try:
-                wave = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if wave is not None and wave[1] is not None and self._arena is not None:
-                self._arena.give_back(wave[1])
+        Call it when no thread uses the pieces any more: what the writer holds is given back too.
+        """
+        with self._changed:
+            self._abandoned = True
+            blocks = [block for _, held in self._waiting for block in held]
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._return(blocks)
+        self._release()
+        if self._arena is not None:
+            self._arena.give_back(())  # a capture that waits for memory looks again
 
-    def _give_back(self) -> None:
-        segment, self._held = self._held, None
-        if segment is not None and self._arena is not None:
-            self._arena.give_back(segment)
+    def _release(self) -> None:
+        with self._changed:
+            blocks, self._held = self._held, ()
+        self._return(blocks)
+
+    def _return(self, blocks: Sequence[Block]) -> None:
+        if blocks and self._arena is not None:
+            self._arena.give_back(blocks)
 
 
 def room_for(pieces: Sequence[Piece]) -> int:
     """Bytes of memory that a capture of `pieces` takes."""
-    return sum(_aligned(piece.nbytes) for piece in pieces)
+    return taken_bytes(pieces)
 
 
-def capture(pieces: Sequence[Piece], arena: Arena, waves: Waves) -> None:
+def capture(
+    pieces: Sequence[Piece],
+    arena: Arena,
+    waves: Waves,
+    *,
+    started: Callable[[], None] = lambda: None,
+) -> None:
     """Copies all pieces; when it returns, their tensors may change.
 
     If the arena is smaller than the state, this waits for the writing of what came before.
+
+    Args:
+        started: called once, when the first wave is put and others follow: from then on someone must write
+            what is put, or this waits for memory without end.
     """
-    left = room_for(pieces)
-    position = 0
     try:
-        while position < len(pieces) and not waves.abandoned:
-            segment = arena.take(left)
-            try:
-                taken, used = _fitting(pieces, position, len(segment.array))
-                copied = _copy(pieces[position : position + taken], segment.array)
-            except BaseException:
-                arena.give_back(segment)
-                raise
-            waves.put(copied, segment)
-            position += taken
-            left -= used
-    finally:
+        with arena.capturing:
+            planned = _plan(pieces, arena)
+            copies = DeviceCopies()
+            copies.fork(_devices(planned))
+            for wave in planned:
+                blocks = arena.take(wave.blocks, lambda: waves.abandoned)
+                if not blocks:
+                    break
+                _fill(wave, blocks, arena, copies)
+                waves.put(wave.pieces(), blocks)
+                if wave is planned[0] and len(planned) > 1:
+                    started()
+    except BaseException as error:
+        waves.fail(_as_failure(error))
+        raise
+    waves.end()
+
+
+class Capturing:
+    """A capture of which a part may go on in the background.
+
+    Attributes:
+        deferred: whether one does; if not, all was copied before `begin` returned.
+    """
+
+    def __init__(self, *, deferred: bool) -> None:
+        self.deferred = deferred
+        self._done = threading.Event()
+        if not deferred:
+            self._done.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether the tensors may change: all is copied, or the copy has failed and so has the save."""
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        """Waits until the tensors may change; raises nothing, an error is the save's."""
+        self._done.wait()
+
+    def finish(self) -> None:
+        """The copier's word."""
+        self._done.set()
+
+
+def split(pieces: Sequence[Piece], storages: Collection[int]) -> tuple[list[Piece], list[Piece]]:
+    """Divides pieces into those that are copied before `save` returns and those that may be copied later.
+
+    Args:
+        storages: data pointers of the storages whose tensors only an update changes.
+    """
+    now: list[Piece] = []
+    later: list[Piece] = []
+    for piece in pieces:
+        tensor = piece.tensor
+        deferrable = (
+            tensor is not None and tensor.dim() > 0 and tensor.untyped_storage().data_ptr() in storages
+        )
+        (later if deferrable else now).append(piece)
+    return now, later
+
+
+def begin(
+    pieces_now: Sequence[Piece],
+    pieces_later: Sequence[Piece],
+    arena: Arena,
+    waves: Waves,
+    *,
+    started: Callable[[], None] = lambda: None,
+    name_of: Callable[[Piece], str] | None = None,
+) -> Capturing:
+    """Copies `pieces_now`; starts a thread that copies `pieces_later`, which nothing may change until then.
+
+    The memory for all is taken before this returns, so that the thread waits for nothing. If the budget is
+    smaller than the state, all is copied before this returns, as :func:`capture` does.
+
+    Args:
+        started: as of :func:`capture`.
+        name_of: what an error calls a piece whose tensor has been changed too early.
+    """
+    everything = [*pieces_now, *pieces_later]
+    deferred: list[Wave] = []
+    if pieces_later:
+        with arena.capturing:
+            block_bytes = arena.fit(_largest(everything))
+            at_once = _whole(pieces_now, block_bytes)
+            deferred = _whole(pieces_later, block_bytes)
+            count = sum(wave.blocks for wave in (*at_once, *deferred))
+            if count <= arena.total_blocks:
+                copies = DeviceCopies()
+                copies.fork(_devices([*at_once, *deferred]))
+                blocks = arena.take(count, lambda: waves.abandoned)
+                return _begin(at_once, deferred[0], blocks, arena, waves, copies, name_of or _name)
+        log.info("capture_bytes holds no whole copy of the state: all of it is copied before save returns")
+    capture(everything, arena, waves, started=started)
+    return Capturing(deferred=False)
+
+
+def _begin(
+    at_once: Sequence[Wave],
+    deferred: Wave,
+    blocks: Sequence[Block],
+    arena: Arena,
+    waves: Waves,
+    copies: DeviceCopies,
+    name_of: Callable[[Piece], str],
+) -> Capturing:
+    if not blocks:  # abandoned while it waited
+        waves.end()
+        return Capturing(deferred=False)
+    first, second = blocks[: -deferred.blocks], blocks[-deferred.blocks :]
+    capturing = Capturing(deferred=True)
+    pieces = deferred.pieces()
+    versions = [(piece.row, piece.tensor, _version(piece.tensor)) for piece in pieces]
+    try:
+        for wave in at_once:
+            _fill(wave, first, arena, copies)
+            waves.put(wave.pieces(), first)
+    except BaseException as error:
+        arena.give_back(second)
+        waves.fail(_as_failure(error))
+        raise
+
+    def copy_later() -> None:
+        try:
+            _fill(deferred, second, arena, copies)
+            changed = {row for row, tensor, version in versions if _version(tensor) != version}
+        except BaseException as error:  # noqa: BLE001 - the save fails with it; training goes on
+            capturing.finish()
+            waves.fail(_as_failure(error))
+            return
+        capturing.finish()
+        if changed:
+            arena.give_back(second)
+            waves.fail(_changed_early([name_of(p) for p in pieces if p.row in changed]))
+            return
+        waves.put(pieces, second)
         waves.end()
 
-
-def _aligned(nbytes: int) -> int:
-    # Large pieces begin at a page, so that the disk can take them from here (O_DIRECT).
-    align = PAGE_BYTES if nbytes >= _LARGE_BYTES else _SMALL_ALIGN
-    return -(-nbytes // align) * align + (PAGE_BYTES if align == PAGE_BYTES else 0)
-
-
-def _fitting(pieces: Sequence[Piece], start: int, room: int) -> tuple[int, int]:
-    """(how many pieces from `start` on fit into `room`, bytes that they take)."""
-    used = 0
-    for count, piece in enumerate(pieces[start:]):
-        need = _aligned(piece.nbytes)
-        if used + need > room:
-            return count, used
-        used += need
-    return len(pieces) - start, used
+    try:
+        threading.Thread(target=copy_later, name="ckptstore-capture", daemon=True).start()
+    except RuntimeError:  # the interpreter is shutting down, or the system has no more threads
+        copy_later()
+    return capturing
 
 
-def _copy(pieces: Sequence[Piece], memory: Bytes) -> list[Piece]:
-    copied: list[Piece] = []
-    batch: list[tuple[memoryview, Bytes]] = []
-    position = batch_bytes = 0
-    total = sum(piece.nbytes for piece in pieces)
-    threads = min(_MAX_COPIERS, cores())
-    parallel = total > _COPY_BATCH_BYTES and threads > 1
-    with Pool(threads, name="ckptstore-capture") as pool:
-        for piece in pieces:
-            if piece.nbytes >= _LARGE_BYTES:
-                position = -(-position // PAGE_BYTES) * PAGE_BYTES
-            target = memory[position : position + piece.nbytes]
-            position += -(-piece.nbytes // _SMALL_ALIGN) * _SMALL_ALIGN
-            copied.append(dataclasses.replace(piece, start=0, view=target.data, source=None))
-            batch.append((piece.data(), target))
-            batch_bytes += piece.nbytes
-            if parallel and batch_bytes >= _COPY_BATCH_BYTES // 4:
-                pool.submit(_copy_batch, batch)
-                batch, batch_bytes = [], 0
-        _copy_batch(batch)
-        pool.drain()
-    return copied
+def _plan(pieces: Sequence[Piece], arena: Arena) -> list[Wave]:
+    if not pieces:
+        return []
+    block_bytes = arena.fit(_largest(pieces))
+    units = units_of(pieces, block_bytes)
+    planned = list(waves_of(units, block_bytes))
+    if planned[0].blocks > arena.total_blocks:
+        planned = list(waves_of(units, block_bytes, max(arena.total_blocks // _WAVES_OF_A_BUDGET, 1)))
+    return planned
 
 
-def _copy_batch(batch: list[tuple[memoryview, Bytes]]) -> None:
-    for source, target in batch:
-        np.copyto(target, np.frombuffer(source, np.uint8))
+def _whole(pieces: Sequence[Piece], block_bytes: int) -> list[Wave]:
+    """All pieces in one wave; none if there are none."""
+    return list(waves_of(units_of(pieces, block_bytes), block_bytes))
+
+
+def _fill(wave: Wave, blocks: Sequence[Block], arena: Arena, copies: DeviceCopies) -> None:
+    try:
+        copy_wave(wave, blocks, copies)
+    except BaseException:
+        arena.give_back(blocks)
+        raise
+
+
+def _largest(pieces: Sequence[Piece]) -> int:
+    return max([piece.nbytes for piece in pieces])
+
+
+def _devices(planned: Sequence[Wave]) -> set[Any]:
+    return {device for wave in planned for device in wave.devices}
+
+
+def _version(tensor: Any) -> int | None:
+    """Counts the changes in place of a tensor and its views; None for one that does not count (inference)."""
+    try:
+        version: int = tensor._version
+    except RuntimeError:
+        return None
+    return version
+
+
+def _name(piece: Piece) -> str:
+    return f"a tensor of {piece.component} (chunk {piece.row})"
+
+
+def _as_failure(error: BaseException) -> BaseException:
+    """What the thread that writes is told."""
+    if isinstance(error, CkptstoreError):
+        return error
+    failure = SaveFailedError(f"the state could not be captured: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _changed_early(names: Sequence[str]) -> SaveFailedError:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return SaveFailedError(
+        f"{', '.join(names[:4])}{more} changed while they were captured",
+        hint='change tensors inside `with run.capture_lock():`, or save with capture="copy"',
+    )

@@ -170,16 +170,10 @@ def _create_record(tier: Tier, run_key: str, record: CommitRecord, data: bytes) 
 
 def summarize(assembly: Assembly, new_bytes: npt.NDArray[np.int64]) -> tuple[ComponentSummary, ...]:
     """Sums per component, in name order; one without tensors is there too, with zeros."""
-    layout = assembly.layout
-    rows: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in assembly.components}
-    chunks = np.diff(layout.chunks.first).tolist()
-    heads = layout.heads
-    for component, nbytes, count, new in zip(
-        heads.components, heads.nbytes, chunks, new_bytes.tolist(), strict=True
-    ):
-        row = rows.setdefault(component, [0, 0, 0, 0])
-        for i, value in enumerate((1, count, nbytes, new)):
-            row[i] += value
+    rows = dict.fromkeys(assembly.components, (0, 0, 0, 0))
+    for found in assembly.layout.components:
+        new = int(new_bytes[found.tensors].sum())
+        rows[found.name] = (len(found.tensors), found.chunks, found.nbytes, new)
     return tuple(
         ComponentSummary(name, tensors, count, logical, new, logical - new)
         for name, (tensors, count, logical, new) in sorted(rows.items())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptstore import arrays
 from ckptstore.model.layout import Layout
+from ckptstore.save.device import DeviceReads, is_on_device
 
 Bools = npt.NDArray[np.bool_]
 
@@ -33,7 +35,7 @@ class Share:
         return cls(np.ones(count, bool), np.zeros(count, bool))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: a capture moves ten thousand of them at once
 class Piece:
     """One chunk of one tensor, before it is stored.
 
@@ -42,6 +44,7 @@ class Piece:
         start, nbytes: where it lies in its box's bytes.
         view: those bytes, or None when they must be fetched from `source`.
         only_compare: it is hashed and not written.
+        tensor: the live torch tensor that holds it, until it is captured.
     """
 
     row: int
@@ -51,6 +54,7 @@ class Piece:
     view: memoryview | None
     source: arrays.LazyArray | None
     only_compare: bool = False
+    tensor: Any = None
 
     def data(self) -> memoryview:
         """The chunk's bytes."""
@@ -69,6 +73,7 @@ def cut(layout: Layout, sources: Iterable[Sequence[object]], share: Share) -> It
     sizes = layout.chunks.nbytes.tolist()
     wanted = (share.duty | share.compare).tolist()
     duty = share.duty.tolist()
+    reads = DeviceReads()
     row = 0
     for tensor, arrays_of_tensor in zip(layout.tensors, sources, strict=True):
         for box, source in zip(tensor.boxes, arrays_of_tensor, strict=True):
@@ -81,12 +86,17 @@ def cut(layout: Layout, sources: Iterable[Sequence[object]], share: Share) -> It
             if not any(wanted[row:end_row]):
                 row = end_row
                 continue
-            lazy = source if isinstance(source, arrays.LazyArray) else None
+            lazy: arrays.LazyArray | None = None
+            if isinstance(source, arrays.LazyArray):
+                lazy = source
+            elif is_on_device(source):
+                lazy = reads.lazy(source, tensor.dtype, box.sizes)
             view = None if lazy is not None else arrays.bytes_of(source)
+            live = source if arrays.is_torch_tensor(source) else None
             start = 0
             while row < end_row:
                 end = start + sizes[row]
                 if wanted[row]:
                     part = None if view is None else view[start:end]
-                    yield Piece(row, tensor.component, start, sizes[row], part, lazy, not duty[row])
+                    yield Piece(row, tensor.component, start, sizes[row], part, lazy, not duty[row], live)
                 row, start = row + 1, end

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,12 @@ import numpy as np
 from ckptstore import arrays, shards
 from ckptstore.errors import UnsupportedValueError, UsageError
 from ckptstore.model import values
-from ckptstore.model.boxes import Box, Shape
+from ckptstore.model.boxes import Box
 from ckptstore.model.dtypes import BY_NAME
-from ckptstore.model.layout import Layout, Tensor, assign_names, printable
-from ckptstore.model.plain import MAX_TREE_BYTES, Composite, Leaf, StatePath, class_path_of, show_path
+from ckptstore.model.layout import Layout, printable
+from ckptstore.model.plain import MAX_TREE_BYTES, Composite, StatePath, class_path_of, show_path
 from ckptstore.model.targets import PerRankValues
+from ckptstore.save.plan import Found, Plan, SeenLeaf, Sources
 
 _EXTRA_STATE = "_extra_state"  # what torch.nn.Module.state_dict calls it
 
@@ -36,13 +37,19 @@ class FlatState:
         tree: the packed tree.
         components: the state's top-level keys, those without a tensor too.
         may_differ: names of tensors whose bytes may differ between ranks by design (buffers).
+        views: the bytes of each box in layout order where its memory holds them as they are stored; None
+            where :func:`ckptstore.arrays.bytes_of` must make them; empty if nobody has looked. The same tuple
+            as at the last save, if nothing has moved.
+        storages: what keeps the memory under `views`, which are valid while this is held.
     """
 
     layout: Layout
-    sources: tuple[tuple[Any, ...], ...]
+    sources: Sequence[tuple[Any, ...]]
     tree: bytes
     components: tuple[str, ...]
     may_differ: tuple[str, ...] = ()
+    views: tuple[memoryview | None, ...] = ()
+    storages: Sequence[Any] = ()
 
 
 def flatten_state(
@@ -53,45 +60,112 @@ def flatten_state(
     rank: int = 0,
     world_size: int = 1,
 ) -> FlatState:
-    """Takes a state apart.
+    """Takes a state apart, once: see :meth:`Flattener.flatten`."""
+    return Flattener().flatten(
+        state, chunk_bytes, allow_pickle=allow_pickle, rank=rank, world_size=world_size
+    )
 
-    Args:
-        state: nested containers of tensors, arrays, values and objects with ``state_dict``.
-        chunk_bytes: the store's.
-        allow_pickle: values of other types are pickled into the tree instead of being refused.
-        rank, world_size: whose :class:`PerRank` values these are, and of how many.
 
-    Raises:
-        UsageError: the state is not a dict.
-        UnsupportedValueError: names the path of what cannot be stored; nothing was written.
+class Flattener:
+    """Takes the states of one run apart, save after save.
+
+    Every leaf is looked at every time. Where names, shapes, strides, dtypes and ties are those of the last
+    time, the layout is the last one, as an object: what has been worked out of it is not worked out again.
+    No tensor is kept between saves. One thread at a time.
     """
-    if not isinstance(state, Mapping):
-        raise UsageError(
-            f"state must be a dict of components, not {class_path_of(state)}",
-            hint="save {'model': model, 'optimizer': optimizer, ...} or a ckptstore.TrainState",
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+
+    def flatten(
+        self,
+        state: Mapping[Any, Any],
+        chunk_bytes: int,
+        *,
+        allow_pickle: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> FlatState:
+        """Takes a state apart.
+
+        Args:
+            state: nested containers of tensors, arrays, values and objects with ``state_dict``.
+            chunk_bytes: the store's.
+            allow_pickle: values of other types are pickled into the tree instead of being refused.
+            rank, world_size: whose :class:`PerRank` values these are, and of how many.
+
+        Raises:
+            UsageError: the state is not a dict.
+            UnsupportedValueError: names the path of what cannot be stored; nothing was written.
+        """
+        if not isinstance(state, Mapping):
+            raise UsageError(
+                f"state must be a dict of components, not {class_path_of(state)}",
+                hint="save {'model': model, 'optimizer': optimizer, ...} or a ckptstore.TrainState",
+            )
+        # Its leaves are numbered anew while this goes on: after an error there is none.
+        before, self._plan = self._plan, None
+        collector = _Collector(allow_pickle, rank, world_size, before)
+        plain = values.flatten(dict(state), collector.leaf_of)
+        plan = collector.plan(chunk_bytes)
+        found = collector.found
+        tree = values.pack(plain)
+        if len(tree) > MAX_TREE_BYTES:
+            raise UsageError(
+                f"the values of the state (without tensors) take {len(tree)} bytes, "
+                f"more than {MAX_TREE_BYTES}",
+                hint="store large lists of numbers as arrays",
+            )
+        self._plan = plan
+        return FlatState(
+            layout=plan.layout,
+            sources=Sources([found.sources[i] for i in plan.rows]),
+            tree=tree,
+            components=tuple(printable(str(key)) for key in state),
+            may_differ=plan.may_differ,
+            views=plan.views,
+            storages=[found.sources[i].untyped_storage() for i, _ in plan.viewed],
         )
-    collector = _Collector(allow_pickle, rank, world_size)
-    plain = values.flatten(dict(state), collector.leaf_of)
-    return collector.finish(plain, chunk_bytes, tuple(printable(str(key)) for key in state))
 
 
 class _Collector:
-    def __init__(self, allow_pickle: bool, rank: int, world_size: int) -> None:
+    def __init__(self, allow_pickle: bool, rank: int, world_size: int, before: Plan | None = None) -> None:
         self._allow_pickle = allow_pickle
         self._rank = rank
         self._world_size = world_size
-        self._leaves: list[Leaf] = []
-        self._infos: list[arrays.ArrayInfo] = []
-        self._differing: set[StatePath] = set()
+        self._before = before
+        self._known = iter(before.leaves if before is not None else ())
+        self._is_as_before = before is not None
+        torch = sys.modules.get("torch")
+        self._tensor_types = (torch.Tensor, torch.nn.Parameter) if torch is not None else ()
+        self.found = Found()
+
+    def plan(self, chunk_bytes: int) -> Plan:
+        """The layout of what was found: the last one, if that is still right."""
+        before, found = self._before, self.found
+        plan = None
+        if (
+            before is not None
+            and self._is_as_before
+            and next(self._known, None) is None
+            and before.layout.chunk_bytes == chunk_bytes
+            and before.differing == found.differing
+        ):
+            plan = before.moved(found)
+        return plan if plan is not None else Plan.of(found, chunk_bytes)
 
     def leaf_of(self, value: Any, path: StatePath) -> Any:
+        if type(value) in self._tensor_types:
+            leaf = self._plain_leaf(value, path)
+            if leaf is not None:
+                return leaf
         if isinstance(value, shards.PerRank):
             key = self._rank if value.key is None else value.key
             return Composite("per_rank", [self._world_size], {str(key): value.value})
         if isinstance(value, PerRankValues):  # as ckpt.load() gives them
             return Composite("per_rank", [value.world_size], {str(key): part for key, part in value.items()})
         if isinstance(value, shards.MayDiffer):
-            self._differing.add(path)
+            self.found.differing.add(path)
             return value.value
         held = shards.held_of(value, path)
         if held is not None:
@@ -99,18 +173,18 @@ class _Collector:
             info = arrays.describe(held.array, path)
             tie = None if info.tie is None else (*info.tie, held.shape)
             info = dataclasses.replace(info, shape=held.shape, tie=tie)
-            return self._add(Leaf(path, held, info.kind, info.detail), info)
+            return self._leaf(path, info, sorted(held.parts, key=lambda part: part[0].offsets))
         if isinstance(value, np.ndarray) or arrays.is_torch_tensor(value):
             composite = arrays.composite_of(value, path)
             if composite is not None:
                 return composite
             info = arrays.describe(value, path)
-            return self._add(Leaf(path, value, info.kind, info.detail), info)
+            return self._leaf(path, info, _whole(info, value))
         if isinstance(value, arrays.LazyArray):
             # The same object in two places is a tied tensor, as with tensors in memory.
             tie = ("lazy", id(value)) if 0 not in value.shape else None
             info = arrays.ArrayInfo(value.dtype, value.shape, value.kind, value.detail, tie)
-            return self._add(Leaf(path, value, value.kind, value.detail), info)
+            return self._leaf(path, info, _whole(info, value))
         if isinstance(value, (str, bytes, bytearray)) and type(value) in (str, bytes, bytearray):
             if len(value) < BLOB_BYTES:
                 return None
@@ -121,17 +195,51 @@ class _Collector:
             return _with_buffers_marked(value, value.state_dict())
         return self._pickled(value, path) if self._allow_pickle else None
 
-    def _add(self, leaf: Leaf, info: arrays.ArrayInfo) -> Leaf:
-        self._leaves.append(leaf)
-        self._infos.append(info)
+    def _plain_leaf(self, value: Any, path: StatePath) -> SeenLeaf | None:
+        """The leaf of an ordinary tensor; None if others must look at it."""
+        form = arrays.form_of(value)
+        if form is None:
+            return None
+        leaf = next(self._known, None)
+        if (
+            leaf is None
+            or leaf.form != form
+            or leaf.path != path
+            or (leaf.spelled is not None and leaf.spelled != repr(path))
+        ):
+            self._is_as_before = False
+            leaf = SeenLeaf.of_tensor(path, form)
+            if leaf is None:
+                return None
+        found = self.found  # once per tensor: a call fewer is worth these lines
+        found.leaves.append(leaf)
+        if leaf.boxes:
+            found.sources.append(value)
+            found.places.append(value.data_ptr())
+        else:
+            found.sources.append(())
+            found.places.append(None)
         return leaf
 
-    def _add_blob(self, value: str | bytes | bytearray, path: StatePath) -> Leaf:
+    def _leaf(self, path: StatePath, info: arrays.ArrayInfo, parts: Sequence[shards.Part]) -> SeenLeaf:
+        leaf = SeenLeaf.of_parts(path, info, tuple(box for box, _ in parts))
+        known = next(self._known, None)
+        if known is not None and (known.form, known.path, known.spelled) == (leaf.form, path, leaf.spelled):
+            leaf = known
+        else:
+            self._is_as_before = False
+        found = self.found
+        found.leaves.append(leaf)
+        found.sources.append(tuple(array for _, array in parts))
+        found.places.append(info.tie)
+        return leaf
+
+    def _add_blob(self, value: str | bytes | bytearray, path: StatePath) -> SeenLeaf:
         kind = type(value).__name__
         raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
         array = np.frombuffer(raw, np.uint8)
         info = arrays.ArrayInfo(BY_NAME["uint8"], array.shape, kind, None, None)
-        return self._add(Leaf(path, array, kind), info)
+        return self._leaf(path, info, _whole(info, array))
 
     def _pickled(self, value: Any, path: StatePath) -> Any:
         """An opaque leaf, if nothing else can hold the value."""
@@ -149,50 +257,10 @@ class _Collector:
             return values.opaque(class_path_of(value), payload)
         return None
 
-    def _may_differ(self, path: StatePath) -> bool:
-        return bool(self._differing) and any(path[:n] in self._differing for n in range(len(path) + 1))
 
-    def finish(self, plain: Any, chunk_bytes: int, components: tuple[str, ...]) -> FlatState:
-        names = assign_names([leaf.path for leaf in self._leaves])
-        ties: dict[tuple[Any, ...], int] = {}
-        order = sorted(range(len(names)), key=names.__getitem__)
-        tensors: list[Tensor] = []
-        sources: list[tuple[Any, ...]] = []
-        aliases: list[tuple[str, int]] = []
-        for i in order:
-            leaf, info, name = self._leaves[i], self._infos[i], names[i]
-            tied = ties.get(info.tie) if info.tie is not None else None
-            if tied is not None:
-                leaf.index = tied
-                aliases.append((name, tied))
-                continue
-            leaf.index = len(tensors)
-            if info.tie is not None:
-                ties[info.tie] = leaf.index
-            parts = _parts(leaf.value, info.shape)
-            boxes = tuple(box for box, _ in parts)
-            component = printable(str(leaf.path[0]))
-            tensors.append(Tensor(name, component, info.dtype, info.shape, info.kind, boxes))
-            sources.append(tuple(array for _, array in parts))
-        layout = Layout(tuple(tensors), tuple(aliases), chunk_bytes)
-        tree = values.pack(plain)
-        if len(tree) > MAX_TREE_BYTES:
-            raise UsageError(
-                f"the values of the state (without tensors) take {len(tree)} bytes, "
-                f"more than {MAX_TREE_BYTES}",
-                hint="store large lists of numbers as arrays",
-            )
-        differing = tuple(
-            name for name, leaf in zip(names, self._leaves, strict=True) if self._may_differ(leaf.path)
-        )
-        return FlatState(layout, tuple(sources), tree, components, differing)
-
-
-def _parts(value: Any, shape: Shape) -> tuple[shards.Part, ...]:
-    """The boxes of a tensor that are here, in order, each with its array."""
-    if isinstance(value, shards.Held):
-        return tuple(sorted(value.parts, key=lambda part: part[0].offsets))
-    return ((Box.whole(shape), value),) if 0 not in shape else ()
+def _whole(info: arrays.ArrayInfo, value: Any) -> tuple[shards.Part, ...]:
+    """All of an array, unless that is nothing."""
+    return ((Box.whole(info.shape), value),) if 0 not in info.shape else ()
 
 
 def _check_plain(local: Any, path: StatePath) -> None:

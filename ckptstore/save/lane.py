@@ -100,8 +100,8 @@ class Lane:
         """At the end of the process: waits, and says what is lost."""
         if self.is_mine and not self.wait_below(1, self._exit_seconds):
             log.error(
-                "%s: the process ends with %d saves not done after %g s; they are lost, and older checkpoints "
-                "are untouched",
+                "%s: the process ends with %d saves not done after %g s; they are lost, and older "
+                "checkpoints are untouched",
                 self._name,
                 self.unfinished,
                 self._exit_seconds,

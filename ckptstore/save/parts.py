@@ -28,6 +28,7 @@ class Start:
         pins: (run key, attempt) of the records that may be reused.
         plan: who writes what is said anew, in ``plan.mp`` beside this.
         world_size: how many ranks rank 0 waits for; 0: as many as come.
+        forget: what ranks remember of the last committed save may not be what it names: they read its tables.
     """
 
     attempt: str
@@ -36,6 +37,7 @@ class Start:
     pins: tuple[tuple[str, str], ...]
     plan: bool = False
     world_size: int = 0
+    forget: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Part:
         tree: the packed tree; of rank 0 it counts, of the others it is compared.
         components: top-level keys of its state.
         may_differ: names whose bytes may differ between holders by design (buffers).
+        plan: number of the call with which the plan was said that this rank followed; 0: none.
     """
 
     rank: int
@@ -67,6 +70,7 @@ class Part:
     tree: bytes
     components: tuple[str, ...] = ()
     may_differ: tuple[str, ...] = ()
+    plan: int = 0
 
     @classmethod
     def failed(cls, rank: int, step: int, counter: int, error: str) -> Part:
@@ -108,6 +112,7 @@ def decode_start(data: bytes, what: str) -> Start:
         tuple(pins),
         fields.get("plan", bool),
         fields.get("world_size", int),
+        fields.get("forget", bool),
     )
 
 
@@ -132,6 +137,7 @@ def encode_part(part: Part, *, with_layout: bool = True) -> bytes:
         "tree": part.tree,
         "components": list(part.components),
         "may_differ": list(part.may_differ),
+        "plan": part.plan,
     }
     return seal("part", body)
 
@@ -167,6 +173,7 @@ def decode_part(data: bytes, what: str, known: Known | None = None) -> Part:
         tree=known.same_tree(fields.get("tree", bytes)),
         components=fields.strings("components"),
         may_differ=fields.strings("may_differ"),
+        plan=fields.get("plan", int),
     )
 
 

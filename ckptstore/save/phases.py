@@ -19,6 +19,10 @@ class Phases:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
+    def note(self, phase: str, seconds: float) -> None:
+        """A phase that was measured elsewhere, before these began."""
+        self.seconds[phase] = seconds
+
     @property
     def total(self) -> float:
         """Seconds since the beginning."""

@@ -31,6 +31,7 @@ from ckptstore.model.tables import Locations
 from ckptstore.ranks import Backoff, RankOptions, Ranks, show_ranks
 from ckptstore.save.agree import Agreement, compared
 from ckptstore.save.commit import Saved, SaveRequest, commit
+from ckptstore.save.cut import Share
 from ckptstore.save.flatten import FlatState
 from ckptstore.save.merge import Merger
 from ckptstore.save.parts import WRITTEN, Part, Start
@@ -41,6 +42,7 @@ from ckptstore.save.saver import Reporter, give_up
 from ckptstore.save.session import Session
 from ckptstore.save.share import write_part
 from ckptstore.save.tables import TableWriter
+from ckptstore.save.work import Work
 from ckptstore.tier import commits, layout
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.intents import Intent, Pin
@@ -59,16 +61,64 @@ _HERE = 0.25
 _STEPS = 8
 """So many of its own calls a rank remembers, to compare with what rank 0 has said."""
 
+_KEPT_PLANS = 4
+"""Older plans than these many nobody follows."""
+
+PLAN_DELAY = 2
+"""A plan counts from so many calls later on: those before may have been captured by the one before."""
+
 _REASONS = {DeadlineError.kind: "rank 0 did not commit it in time"}
 """What a VOID says in a word, where no part says more."""
 
 _UNTOUCHED = "older checkpoints are untouched; the next save starts anew"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """An agreement, and when it was said.
+
+    Attributes:
+        said: number of the call with which all ranks were told.
+        first: of the first call that follows it.
+    """
+
+    agreement: Agreement
+    said: int
+    first: int
+
+
+_NO_PLAN = Plan(Agreement.of([]), 0, 0)
+"""Everybody writes all that it holds: more than needed, never less."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Memory:
+    """What a rank wrote of the last committed save.
+
+    Attributes:
+        rows: int64: which chunks of `layout` these are.
+        agreement: that was followed.
+    """
+
+    stored: Remembered
+    layout: Layout
+    rows: Int64s
+    agreement: Agreement
+
+    def but_shared(self, agreement: Agreement) -> _Memory:
+        """Without what was one rank's and is several ranks' by `agreement`: each of them wrote it.
+
+        One copy was kept, perhaps another rank's: a pin does not hold ours.
+        """
+        kept = (self.agreement.shared(self.layout) | ~agreement.shared(self.layout))[self.rows]
+        return _Memory(self.stored.only(kept), self.layout, self.rows[kept], self.agreement)
+
+
 class RankedSaver:
     """One rank's side of the saves of one session.
 
-    Every rank calls :meth:`save` (or :meth:`cannot`) for the same attempts in the same order.
+    Every rank calls :meth:`agree` and :meth:`save` (or :meth:`cannot`) for the same attempts in the same
+    order. Training calls `agree` and `cannot`; `save` may run behind it, one call after another.
 
     Attributes:
         session: whose saves these are.
@@ -80,11 +130,12 @@ class RankedSaver:
         self._ranks = ranks
         self._options = options
         self._merger = Merger()
-        self._agreement: Agreement | None = None
-        self._layouts: list[Layout] | None = None  # what the agreement was made from (rank 0)
+        self._plans: list[Plan] = []
+        self._layouts: list[Layout] | None = None  # what the newest agreement was made from (rank 0)
         self._unsaid: Agreement | None = None  # made since, and not heard by all yet (rank 0)
-        self._remembered: Remembered | None = None
-        self._remembered_rows: tuple[Layout, Int64s] | None = None  # which chunks of which layout these are
+        self._first: Room | None = None  # of the first save, between agreeing and saving
+        self._forget = False  # the next start says so (rank 0)
+        self._memory: _Memory | None = None
         self._told_layout: Digest | None = None  # of this rank's part of the last committed save
         self._warned = False
         self._decided: Room | None = None  # of the last commit, to be cleared (rank 0)
@@ -93,12 +144,31 @@ class RankedSaver:
 
     # --- one save -----------------------------------------------------------------------------
 
-    def save(
-        self, attempt: Attempt, request: SaveRequest, flat: FlatState, bases: Sequence[Contents]
-    ) -> Saved | CommitRecord:
+    def agree(self, attempt: Attempt, flat: FlatState) -> tuple[Share, int]:
+        """What this rank writes and compares of what it holds, and the number of the plan that says so.
+
+        Training waits for the others here at the first save of a session, and at no other.
+
+        Raises:
+            SaveFailedError: the ranks could not agree; the attempt has ended for all.
+        """
+        self._steps = {attempt.number: attempt.step, **dict(list(self._steps.items())[:_STEPS])}
+        with self._saying_why(attempt):
+            if attempt.number == 1:
+                self._tier.check_marker()
+                self._first = Room(self._tier, attempt, self._merger.known)
+                self._plans.append(Plan(self._agree(self._first, attempt, flat), said=1, first=1))
+            plan = self._plan_at(attempt.number)
+            duty = plan.agreement.duty(flat.layout, self._ranks.rank)
+            everything = self._options.check_replicas == "all"
+            compare = compared(flat.layout, duty, attempt.number, everything=everything) & ~duty
+            return Share(duty, compare), plan.said
+
+    def save(self, request: SaveRequest, work: Work, bases: Sequence[Contents]) -> Saved | CommitRecord:
         """This rank's share of a save; returns when the outcome is known.
 
         Args:
+            work: with the share and plan that :meth:`agree` said.
             bases: checkpoints whose chunks may be reused; only rank 0's count.
 
         Returns:
@@ -108,17 +178,20 @@ class RankedSaver:
             SaveFailedError: it did not commit, and never will; names the ranks and their reasons.
             SessionSupersededError, WrongStoreError: nothing was committed.
         """
-        room = Room(self._tier, attempt, self._merger.known)
-        self._steps = {attempt.number: attempt.step, **dict(list(self._steps.items())[:_STEPS])}
+        attempt = work.attempt
+        room, self._first = self._first or Room(self._tier, attempt, self._merger.known), None
         with self._saying_why(attempt):
             self._tier.check_marker()
-            if attempt.number == 1:
-                self._agree(room, attempt, flat)
         if self._ranks.leads:
-            return self._lead(room, attempt, request, flat, bases)
+            return self._lead(room, request, work, bases)
         with self._saying_why(attempt):
-            part = self._follow(room, attempt, flat)
-        record = self._outcome(room, attempt)
+            part = self._follow(room, work)
+        try:
+            record = self._outcome(room, attempt)
+        except BaseException:
+            if self._ended != attempt:
+                self._drop_plans()
+            raise
         self.session.base = Contents(self._tier, record)
         self._remember(record, part)
         return record
@@ -136,8 +209,6 @@ class RankedSaver:
 
     def cannot(self, attempt: Attempt, error: BaseException) -> None:
         """Says that this rank cannot do its part, so that no other waits for it until the deadline."""
-        # Not all may have heard who writes what: it is said once more.
-        self._unsaid = self._unsaid or self._agreement
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, CkptstoreError):  # with the remedy, unless that is the usual one
             reason = error.message if error.hint == _UNTOUCHED else str(error)
@@ -151,7 +222,10 @@ class RankedSaver:
         self._give_up(attempt, error)
 
     def _give_up(self, attempt: Attempt, error: BaseException) -> None:
-        give_up(self._tier, self.session, str(attempt), error, leads=self._ranks.leads)
+        if give_up(self._tier, self.session, str(attempt), error, leads=self._ranks.leads):
+            self._take_back(attempt)
+        else:
+            self._drop_plans()
 
     def _told(self, attempt: Attempt, error: BaseException) -> BaseException:
         """The error as callers see it."""
@@ -168,20 +242,42 @@ class RankedSaver:
 
     # --- who writes what ----------------------------------------------------------------------
 
-    def _agree(self, room: Room, attempt: Attempt, flat: FlatState) -> None:
+    def _agree(self, room: Room, attempt: Attempt, flat: FlatState) -> Agreement:
         """At the first save: rank 0 learns what all hold, and says who writes what."""
         if not self._ranks.leads:
             room.say_holding(self._ranks.rank, flat.layout, flat.may_differ)
-            self._agreement = self._await_plan(room, attempt)
-            return
+            return self._await_plan(room, attempt)
         self._layouts = [flat.layout, *self._of_others(room, attempt, room.holdings, "say what they hold")]
-        self._agreement = self._planned(self._layouts, {*flat.may_differ, *room.may_differ})
-        room.say_plan(self._agreement)
+        agreement = self._planned(self._layouts, {*flat.may_differ, *room.may_differ})
+        room.say_plan(agreement)
+        return agreement
 
     def _planned(self, layouts: Sequence[Layout], may_differ: Collection[str]) -> Agreement:
         if self._options.replicas == "warn":  # whatever differs, the lowest rank's is to be kept
             may_differ = {name for layout in layouts for name in layout.heads.names}
-        return Agreement.of(layouts, may_differ, self._agreement)
+        return Agreement.of(layouts, may_differ, self._plans[-1].agreement if self._plans else None)
+
+    def _plan_at(self, call: int) -> Plan:
+        return next((plan for plan in reversed(self._plans) if plan.first <= call), _NO_PLAN)
+
+    def _said_plan(self, agreement: Agreement, attempt: Attempt) -> None:
+        plan = Plan(agreement, attempt.number, attempt.number + PLAN_DELAY)
+        self._plans = [*self._plans[-_KEPT_PLANS:], plan]
+
+    def _take_back(self, attempt: Attempt) -> None:
+        """A plan said with an attempt that failed was not heard by all: none follows it, and it is said anew.
+
+        All ranks see the failure before they capture the first call that would have followed the plan.
+        """
+        for plan in [plan for plan in self._plans if plan.said == attempt.number]:
+            self._plans.remove(plan)
+            self._unsaid = self._unsaid or plan.agreement
+
+    def _drop_plans(self) -> None:
+        """Where it is not known what the others know: whoever follows no plan leaves nothing unwritten."""
+        if self._plans:
+            self._unsaid = self._unsaid or self._plans[-1].agreement
+        self._plans = []
 
     def _await_plan(self, room: Room, attempt: Attempt) -> Agreement:
         wait = self._backoff(_PATIENCE)
@@ -195,7 +291,6 @@ class RankedSaver:
 
     def _renew(self, parts: Sequence[Part]) -> None:
         """After a commit: what the ranks hold now is agreed anew, and said with the next start."""
-        self._unsaid = None
         layouts = [part.layout for part in parts]
         if layouts != self._layouts:
             self._layouts = layouts
@@ -207,12 +302,11 @@ class RankedSaver:
     def _lead(
         self,
         room: Room,
-        attempt: Attempt,
         request: SaveRequest,
-        flat: FlatState,
+        work: Work,
         bases: Sequence[Contents],
     ) -> Saved:
-        tier, session = self._tier, self.session
+        tier, session, attempt = self._tier, self.session, work.attempt
         phases = Phases(tier.environment.monotonic)
         pins: dict[Pin, Contents] = {(run_key_of(b.record.run), b.record.attempt): b for b in bases}
         with self._saying_why(attempt):
@@ -223,15 +317,27 @@ class RankedSaver:
             alive = tuple(pin for pin in pins if pin in surviving)
             if self._unsaid is not None:
                 room.say_plan(self._unsaid)
-            says_plan, world_size = self._unsaid is not None, self._ranks.world_size
-            room.say_start(Start(str(attempt), request.step, attempt.number, alive, says_plan, world_size))
-            self._agreement = self._unsaid or self._agreement
+            room.say_start(
+                Start(
+                    str(attempt),
+                    request.step,
+                    attempt.number,
+                    alive,
+                    plan=self._unsaid is not None,
+                    world_size=self._ranks.world_size,
+                    forget=self._forget,
+                )
+            )
+            if self._unsaid is not None:
+                self._said_plan(self._unsaid, attempt)
+                self._unsaid = None
             index = self._index([(pin, pins[pin]) for pin in alive])
             phases.end("prepare")
-            part = self._write(attempt, flat, index)
+            part = write_part(tier, self._ranks.rank, work, index)
             phases.end("write")
             parts = [part, *self._of_others(room, attempt, room.parts, "finish")]
             phases.end("parts")
+            phases.note("capture" if work.in_background else "wait", work.captured_seconds)
             assembly, notes = self._merger.merge(parts, self._name(attempt), replicas=self._options.replicas)
             saved = commit(
                 tier,
@@ -239,12 +345,14 @@ class RankedSaver:
                 self._noted(request, notes),
                 str(attempt),
                 assembly,
-                TableWriter(tier.backend, index, str(attempt), 0, flat.layout.chunk_bytes),
+                TableWriter(tier.backend, index, str(attempt), 0, work.flat.layout.chunk_bytes),
                 phases,
                 world_size=self._ranks.world_size,
             )
         session.base = saved.contents
         self._remember(saved.record, part)
+        # Ranks that followed different plans may have written the same: one copy of it was kept.
+        self._forget = len({other.plan for other in parts}) > 1
         self._renew(parts)
         if self._decided is not None:
             # All have done their part of this save, so none waits for the outcome of the one before.
@@ -343,7 +451,8 @@ class RankedSaver:
 
     # --- the others ---------------------------------------------------------------------------
 
-    def _follow(self, room: Room, attempt: Attempt, flat: FlatState) -> Part:
+    def _follow(self, room: Room, work: Work) -> Part:
+        attempt = work.attempt
         start = self._await_start(room, attempt)
         if start.world_size != self._ranks.world_size:
             raise UsageError(
@@ -352,10 +461,14 @@ class RankedSaver:
                 hint="give all ranks the same world_size=",
             )
         if start.plan:
-            plan = self._await_plan(room, attempt)
-            self._forget_others(plan)
-            self._agreement = plan
-        part = self._write(attempt, flat, self._index([(pin, None) for pin in start.pins]))
+            agreement = self._await_plan(room, attempt)
+            self._said_plan(agreement, attempt)
+            if self._memory is not None:
+                self._memory = self._memory.but_shared(agreement)
+        if start.forget:
+            self._memory = None
+        index = self._index([(pin, None) for pin in start.pins])
+        part = write_part(self._tier, self._ranks.rank, work, index)
         # Rank 0 keeps the layouts of the last committed save.
         told, self._told_layout = self._told_layout, None
         room.say_part(part, with_layout=told != part.layout.digest)
@@ -419,6 +532,7 @@ class RankedSaver:
         found = commits.read_commit(self._tier, self.session.run_key, str(attempt))
         if isinstance(found, CommitEnd):
             self._ended = attempt
+            self._take_back(attempt)
             if found.reason == SessionSupersededError.kind:
                 self.session.check_current()  # raises, and says by whom
             reason = room.reasons() or _REASONS.get(found.reason, found.reason)
@@ -433,9 +547,9 @@ class RankedSaver:
         """What may be reused: of the last save what this rank remembers, of others their tables."""
         found: list[Reusable] = []
         for (run_key, attempt), contents in pins:
-            remembered = self._remembered
-            if remembered is not None and remembered.record.attempt == attempt:
-                found.append(remembered)
+            memory = self._memory
+            if memory is not None and memory.stored.record.attempt == attempt:
+                found.append(memory.stored)
                 continue
             if contents is None:
                 contents = pinned_contents(self._tier, run_key, attempt)
@@ -443,36 +557,22 @@ class RankedSaver:
                 found.append(contents)
         return ReuseIndex(found, self._tier.backend, Reporter(self._tier).report)
 
-    def _write(self, attempt: Attempt, flat: FlatState, index: ReuseIndex) -> Part:
-        agreement = self._agreement or Agreement.of([])
-        everything = self._options.check_replicas == "all"
-        duty = agreement.duty(flat.layout, self._ranks.rank)
-        compare = compared(flat.layout, duty, attempt.number, everything=everything)
-        return write_part(self._tier, attempt, self._ranks.rank, flat, index, (duty, compare))
-
     def _remember(self, record: CommitRecord, part: Part) -> None:
         """What the next save may reuse without reading tables: the rows that only this rank wrote."""
-        agreement = self._agreement or Agreement.of([])
+        self._told_layout = part.layout.digest
+        plan = next((plan for plan in self._plans if plan.said == part.plan), None)
+        if plan is None:
+            self._memory = None
+            return
         # A box that is not in the agreement was written by all its holders, and one of them was kept.
-        mine = np.flatnonzero((part.state == WRITTEN) & agreement.known(part.layout))
+        mine = np.flatnonzero((part.state == WRITTEN) & plan.agreement.known(part.layout))
         lengths = part.layout.chunks.nbytes[mine]
         locations = Locations(part.objects[mine], part.offsets[mine], lengths, np.zeros(len(mine), np.uint8))
         digests: list[Digest] = [part.digests[row] for row in mine.tolist()]
-        self._remembered = Remembered(record, digests, locations, part.keys)
-        self._remembered_rows = part.layout, mine
-        self._told_layout = part.layout.digest
-
-    def _forget_others(self, plan: Agreement) -> None:
-        """What was agreed to be one rank's and had become several ranks' was written by each of them.
-
-        One copy was kept, perhaps another rank's: a pin does not hold ours.
-        """
-        if self._remembered is None or self._remembered_rows is None or self._agreement is None:
-            return
-        layout, mine = self._remembered_rows
-        kept = (self._agreement.shared(layout) | ~plan.shared(layout))[mine]
-        self._remembered = self._remembered.only(kept)
-        self._remembered_rows = layout, mine[kept]
+        stored = Remembered(record, digests, locations, part.keys)
+        self._memory = _Memory(stored, part.layout, mine, plan.agreement)
+        if not self._ranks.leads:  # of what several write, the lowest rank's is kept
+            self._memory = self._memory.but_shared(self._plans[-1].agreement)
 
     def _backoff(self, patience: float = 1.0) -> Backoff:
         seconds = self._options.deadline_seconds * patience

@@ -5,7 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from ckptstore.errors import CkptstoreError, DocumentError, ObjectExistsError, ObjectNotFoundError
+from ckptstore.errors import (
+    CkptstoreError,
+    DocumentError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    SaveFailedError,
+)
 from ckptstore.model.documents import Fields, seal, unseal
 from ckptstore.model.ids import DIGEST_BYTES, Attempt, digest_of
 from ckptstore.model.layout import Layout
@@ -29,6 +35,9 @@ log = logging.getLogger("ckptstore")
 _MAX_PLAN_BYTES = 1 << 30
 ENDED = "others had given it up"
 """Why a rank has no part of an attempt that it found ended."""
+
+TOLD_LATE = "it was told only now that its save before had failed"
+"""Why a rank has no part of an attempt: its training heard of a failure that others had heard of before."""
 
 _ALONE = 4
 """From more documents than this on, several threads read them."""
@@ -177,5 +186,10 @@ class Room:
 def reasons_of(errors: Mapping[int, str | None]) -> str:
     """``rank 2: ...; rank 5: ...``, of those that failed by themselves if there are any."""
     failed = sorted((rank, error) for rank, error in errors.items() if error is not None)
-    failed = [(rank, error) for rank, error in failed if error != ENDED] or failed
+    failed = [(rank, error) for rank, error in failed if error not in (ENDED, TOLD_LATE)] or failed
     return "; ".join(f"rank {rank}: {error}" for rank, error in failed)
+
+
+def is_only_late(error: BaseException) -> bool:
+    """Whether a save has failed of nothing but the word of a failure that was told before."""
+    return isinstance(error, SaveFailedError) and error.message.endswith(TOLD_LATE)

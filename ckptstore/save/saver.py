@@ -13,14 +13,15 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from ckptstore.errors import CkptstoreError, SaveFailedError, SessionSupersededError
+from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitRecord
 from ckptstore.save.commit import Assembly, Saved, SaveRequest, commit
-from ckptstore.save.flatten import FlatState
 from ckptstore.save.phases import Phases
 from ckptstore.save.reuse import ReuseIndex
 from ckptstore.save.session import Session
 from ckptstore.save.tables import TableWriter
+from ckptstore.save.work import Work
 from ckptstore.save.write import write_chunks
 from ckptstore.tier import commits, notes
 from ckptstore.tier.contents import Contents
@@ -33,11 +34,12 @@ RANK = 0
 
 
 def save(
-    tier: Tier, session: Session, request: SaveRequest, flat: FlatState, bases: Sequence[Contents]
+    tier: Tier, session: Session, request: SaveRequest, work: Work, bases: Sequence[Contents]
 ) -> Saved:
     """Writes and commits one checkpoint.
 
     Args:
+        work: all of the state.
         bases: checkpoints whose chunks may be reused, the preferred ones first.
 
     Raises:
@@ -46,25 +48,19 @@ def save(
         WrongStoreError: the store is not where it was; nothing was written.
     """
     phases = Phases(tier.environment.monotonic)
-    with _attempt(tier, session, request, bases) as (attempt, index):
+    attempt, flat = str(work.attempt), work.flat
+    with _attempt(tier, session, work.attempt, bases) as index:
         phases.end("prepare")
-        writer = write_chunks(tier, index, attempt, RANK, flat)
+        writer = write_chunks(tier, index, RANK, work)
         phases.end("write")
         keys = writer.key_list()
         assembly = Assembly(
             flat.layout, flat.tree, writer.digests, writer.locations(keys), keys, flat.components
         )
         tables = TableWriter(tier.backend, index, attempt, RANK, flat.layout.chunk_bytes)
+        phases.note("capture" if work.in_background else "wait", work.captured_seconds)
         saved = commit(tier, session, request, attempt, assembly, tables, phases)
     session.base = saved.contents
-    log.info(
-        "saved %r step %d: %d bytes, %d new, %.2f s",
-        saved.record.run,
-        saved.record.step,
-        saved.record.logical_bytes,
-        saved.record.new_bytes,
-        phases.total,
-    )
     return saved
 
 
@@ -75,7 +71,9 @@ def fork(tier: Tier, session: Session, request: SaveRequest, source: Contents) -
         SaveFailedError: among others when the source is being deleted.
     """
     phases = Phases(tier.environment.monotonic)
-    with _attempt(tier, session, request, [source]) as (attempt, index):
+    number = session.next_attempt(request.step)
+    attempt = str(number)
+    with _attempt(tier, session, number, [source]) as index:
         if not len(index.pinned):
             raise SaveFailedError(
                 f"{source} cannot be forked: it is damaged or being deleted",
@@ -100,10 +98,10 @@ def fork(tier: Tier, session: Session, request: SaveRequest, source: Contents) -
 
 @contextlib.contextmanager
 def _attempt(
-    tier: Tier, session: Session, request: SaveRequest, bases: Sequence[Contents]
-) -> Iterator[tuple[str, ReuseIndex]]:
+    tier: Tier, session: Session, number: Attempt, bases: Sequence[Contents]
+) -> Iterator[ReuseIndex]:
     """One attempt: announced before, fenced if it fails, its intent removed when decided."""
-    attempt = str(session.next_attempt(request.step))
+    attempt = str(number)
     tier.check_marker()
     session.check_current()
     pins = {(run_key_of(base.record.run), base.record.attempt): base for base in bases}
@@ -111,7 +109,7 @@ def _attempt(
         try:
             surviving = intent.surviving()
             alive = [base for pin, base in pins.items() if pin in surviving]
-            yield attempt, ReuseIndex(alive, tier.backend, Reporter(tier).report)
+            yield ReuseIndex(alive, tier.backend, Reporter(tier).report)
         except BaseException as error:
             fence(tier, session, attempt, error)
             if not isinstance(error, CkptstoreError) or isinstance(
@@ -119,32 +117,39 @@ def _attempt(
             ):
                 raise
             raise SaveFailedError(
-                f"save of run {session.epoch.run!r} step {request.step} failed: {error.message}",
+                f"save of run {session.epoch.run!r} step {number.step} failed: {error.message}",
                 hint=error.hint or "older checkpoints are untouched; the next save starts anew",
             ) from error
 
 
-def fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> None:
+def fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> bool:
     """VOID at the commit key, so that this attempt never commits and gc may clear what it left.
 
     Failing to write it is not a second failure: gc will fence the attempt when it has been silent.
+
+    Returns:
+        Whether it is known now that it never commits.
     """
     reason = error.kind if isinstance(error, CkptstoreError) else type(error).__name__
     try:
         found = commits.fence(tier, session.run_key, attempt, reason)
         if isinstance(found, CommitRecord):
             log.warning("attempt %s has committed after all, before %s", attempt, reason)
+            return False
     except CkptstoreError as second:
         log.warning("attempt %s could not be fenced: %s", attempt, second)
+        return False
+    return True
 
 
-def give_up(tier: Tier, session: Session, attempt: str, error: BaseException, *, leads: bool) -> None:
-    """Fences an attempt for all its ranks.
+def give_up(tier: Tier, session: Session, attempt: str, error: BaseException, *, leads: bool) -> bool:
+    """Fences an attempt for all its ranks; True when it is known that it never commits.
 
     Where creation is not exclusive, a VOID could overwrite the record: there only who leads may write it.
     """
     if leads or tier.backend.capabilities.create_if_absent:
-        fence(tier, session, attempt, error)
+        return fence(tier, session, attempt, error)
+    return False
 
 
 class Reporter:

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckptstore.model.ids import Attempt
-from ckptstore.save.agree import Bools
-from ckptstore.save.flatten import FlatState
 from ckptstore.save.parts import COMPARED, LEFT, WRITTEN, Part
 from ckptstore.save.reuse import ReuseIndex
+from ckptstore.save.work import Work
 from ckptstore.save.write import write_chunks
 from ckptstore.tier.tier import Tier
 
 
-def write_part(
-    tier: Tier,
-    attempt: Attempt,
-    rank: int,
-    flat: FlatState,
-    index: ReuseIndex,
-    share: tuple[Bools, Bools] | None = None,
-) -> Part:
-    """Writes or reuses what a rank has to; it is durable on return.
-
-    Args:
-        share: bool, (chunks,) each: what this rank writes, and what it only compares; it writes everything
-            if not given.
-    """
-    writer = write_chunks(tier, index, str(attempt), rank, flat, share)
+def write_part(tier: Tier, rank: int, work: Work, index: ReuseIndex) -> Part:
+    """Writes or reuses what a rank has to; it is durable on return."""
+    writer = write_chunks(tier, index, rank, work)
     tier.backend.sync()
+    attempt, flat, share = work.attempt, work.flat, work.share
     keys = writer.key_list()
     locations = writer.locations(keys)
-    state = np.full(len(flat.layout.chunks), WRITTEN, np.uint8)
-    if share is not None:
-        duty, compare = share
-        state[~duty] = np.where(compare[~duty], COMPARED, LEFT)
+    state = np.where(share.duty, WRITTEN, np.where(share.compare, COMPARED, LEFT)).astype(np.uint8)
     return Part(
         rank=rank,
         step=attempt.step,
@@ -49,4 +33,5 @@ def write_part(
         tree=flat.tree,
         components=flat.components,
         may_differ=flat.may_differ,
+        plan=work.plan,
     )

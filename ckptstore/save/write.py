@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import blake3
 import numpy as np
-import numpy.typing as npt
 
-from ckptstore import arrays
 from ckptstore.backend import Backend
 from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
 from ckptstore.model.layout import Layout
 from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
 from ckptstore.pool import Budget, Pool, default_threads
-from ckptstore.save.flatten import FlatState
+from ckptstore.save.cut import Piece
+from ckptstore.save.lane import step_back
 from ckptstore.save.reuse import ReuseIndex, Stored
+from ckptstore.save.work import Progress, Work
 from ckptstore.tier.tier import Tier
-
-Bools = npt.NDArray[np.bool_]
 
 _HASH_BATCH_BYTES = 4 << 20
 _TINY_BYTES = 64 << 10
@@ -42,99 +40,56 @@ class Limits:
         return cls(min(4 << 20, max(chunk_bytes // 4, 1)), min(64 << 20, chunk_bytes * 4))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
-    """One chunk of one tensor, before it is stored.
-
-    Attributes:
-        row: in the tables.
-        start, nbytes: where it lies in the tensor's bytes.
-        view: those bytes, or None when they must be fetched from `source`.
-    """
-
-    row: int
-    component: str
-    start: int
-    nbytes: int
-    view: memoryview | None
-    source: arrays.LazyArray | None
-
-    def data(self) -> memoryview:
-        """The chunk's bytes."""
-        if self.view is not None:
-            return self.view
-        assert self.source is not None
-        return self.source.read(self.start, self.start + self.nbytes)
-
-
-def write_chunks(
-    tier: Tier,
-    index: ReuseIndex,
-    attempt: str,
-    rank: int,
-    flat: FlatState,
-    share: tuple[Bools, Bools] | None = None,
-) -> Writer:
-    """Writes or reuses what one rank has to; durable only after the backend's next sync.
-
-    Args:
-        share: as in :meth:`Writer.share`; everything if not given.
-    """
-    with Pool(default_threads(tier.backend.capabilities.concurrency), name="ckptstore-save") as pool:
-        writer = Writer(tier.backend, pool, index, attempt, rank, flat.layout)
-        if share is not None:
-            writer.share(*share)
-        writer.write(flat.sources)
+def write_chunks(tier: Tier, index: ReuseIndex, rank: int, work: Work) -> Writer:
+    """Writes or reuses what one rank has to; durable only after the backend's next sync."""
+    threads = default_threads(tier.backend.capabilities.concurrency)
+    prepare = step_back if work.in_background else None
+    with Pool(threads, name="ckptstore-save", prepare=prepare) as pool:
+        writer = Writer(tier.backend, pool, index, str(work.attempt), rank, work.flat.layout, work.progress)
+        for pieces in work.waves:
+            writer.write(pieces)
     return writer
 
 
 class Writer:
     """Writes the chunks that one rank of one attempt has to write.
 
-    After :meth:`write`, every chunk of a row in `duty` has a digest and a location, and every object named
-    there was put (not yet synced) or was found reusable; rows in `compare` have a digest. After an error,
-    objects of this attempt may be left behind: they are garbage that nothing names.
+    After :meth:`write`, every piece has a digest and, unless it is only compared, a location; every object
+    named there was put (not yet synced) or was found reusable. After an error, objects of this attempt may
+    be left behind: they are garbage that nothing names.
     """
 
     def __init__(
-        self, backend: Backend, pool: Pool, index: ReuseIndex, attempt: str, rank: int, layout: Layout
+        self,
+        backend: Backend,
+        pool: Pool,
+        index: ReuseIndex,
+        attempt: str,
+        rank: int,
+        layout: Layout,
+        progress: Progress,
     ) -> None:
         self._backend = backend
         self._pool = pool
         self._index = index
         self._attempt = attempt
         self._rank = rank
-        self._layout = layout
+        self._progress = progress
         self._limits = Limits.of(layout.chunk_bytes)
         count = len(layout.chunks)
         self.digests: list[Digest] = [Digest(b"")] * count
         self._stored: list[Stored | None] = [None] * count
-        self._duty = np.ones(count, bool)
-        self._compare = np.zeros(count, bool)
         self._placed: dict[Digest, Stored] = {}
         self._lock = threading.Lock()
         self._fetching = Budget(_FETCH_BYTES)
 
-    def share(self, duty: Bools, compare: Bools) -> None:
-        """Leaves rows to other holders.
-
-        Args:
-            duty: bool, (chunks,): what this rank writes; everything unless told otherwise.
-            compare: bool, (chunks,): of the rest, what it only hashes, to be compared with what is written.
-        """
-        self._duty, self._compare = duty, compare & ~duty
-
-    def write(self, sources: Iterable[Sequence[object]]) -> None:
-        """Hashes what it must; puts what cannot be reused.
-
-        Args:
-            sources: the arrays (or LazyArrays) of each tensor, one per box, in layout order.
-        """
+    def write(self, pieces: Iterable[Piece]) -> None:
+        """Hashes what it must; puts what cannot be reused. Called once, or again with further pieces."""
         small: list[Piece] = []
         large: list[Piece] = []
         compare: list[Piece] = []
-        for piece in self._pieces(sources):
-            if self._compare[piece.row]:
+        for piece in pieces:
+            if piece.only_compare:
                 compare.append(piece)
             else:
                 (small if piece.nbytes < self._limits.pack_below_bytes else large).append(piece)
@@ -151,32 +106,7 @@ class Writer:
         for piece in large:
             self._pool.submit(self._put_large, piece)
         self._pool.drain()
-
-    def _pieces(self, sources: Iterable[Sequence[object]]) -> Iterator[Piece]:
-        """The chunks that are this rank's to hash, in table order; each array is looked at once."""
-        sizes = self._layout.chunks.nbytes.tolist()
-        wanted = self._duty | self._compare
-        row = 0
-        for tensor, arrays_of_tensor in zip(self._layout.tensors, sources, strict=True):
-            for box, source in zip(tensor.boxes, arrays_of_tensor, strict=True):
-                nbytes = box.numel * tensor.dtype.itemsize
-                end_row = row
-                end = 0
-                while end < nbytes:  # a box's chunks follow one another, in its memory as in the table
-                    end += sizes[end_row]
-                    end_row += 1
-                if not wanted[row:end_row].any():
-                    row = end_row
-                    continue
-                lazy = source if isinstance(source, arrays.LazyArray) else None
-                view = None if lazy is not None else arrays.bytes_of(source)
-                start = 0
-                while row < end_row:
-                    end = start + sizes[row]
-                    if wanted[row]:
-                        part = None if view is None else view[start:end]
-                        yield Piece(row, tensor.component, start, sizes[row], part, lazy)
-                    row, start = row + 1, end
+        self._progress.add(sum(piece.nbytes for piece in (*small, *compare)))
 
     # --- large chunks, one object each --------------------------------------------------------
 
@@ -197,6 +127,7 @@ class Writer:
                 self._backend.put(stored.key, [data])
             stored = first
         self._stored[piece.row] = stored
+        self._progress.add(piece.nbytes)
 
     # --- small chunks, in packs ---------------------------------------------------------------
 

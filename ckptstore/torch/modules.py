@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,28 +42,42 @@ def _type_if_loaded(module: str, name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
+class _Loaded:
+    """The wrappers that this process has imported: looked up once for a whole walk."""
+
+    def __init__(self) -> None:
+        found = [(_type_if_loaded(owner, name), attribute) for owner, name, attribute in _WRAPPERS]
+        self._wrappers = [(wrapper, attribute) for wrapper, attribute in found if wrapper is not None]
+        self._types = tuple(wrapper for wrapper, _ in self._wrappers)
+        self._flat = _type_if_loaded(*_FLAT_WRAPPER)
+        self.sharded = _type_if_loaded(*_SHARDED)
+
+    def unwrap(self, module: nn.Module) -> nn.Module:
+        """See :func:`unwrap`."""
+        while True:
+            if self._flat is not None and isinstance(module, self._flat):
+                raise UsageError(
+                    "the model is wrapped by FullyShardedDataParallel, whose parameters are flattened pieces",
+                    hint="shard it with torch.distributed.fsdp.fully_shard (FSDP2) instead",
+                )
+            if not isinstance(module, self._types):
+                return module
+            for wrapper, attribute in self._wrappers:
+                inner = getattr(module, attribute) if isinstance(module, wrapper) else None
+                if isinstance(inner, nn.Module):
+                    module = inner
+                    break
+            else:
+                return module
+
+
 def unwrap(module: nn.Module) -> nn.Module:
     """The module inside all wrappers that change names and nothing else.
 
     Raises:
         UsageError: the module is wrapped by FullyShardedDataParallel, which flattens parameters.
     """
-    flat = _type_if_loaded(*_FLAT_WRAPPER)
-    while True:
-        if flat is not None and isinstance(module, flat):
-            raise UsageError(
-                "the model is wrapped by FullyShardedDataParallel, whose parameters are flattened pieces",
-                hint="shard it with torch.distributed.fsdp.fully_shard (FSDP2) instead",
-            )
-        for owner, name, attribute in _WRAPPERS:
-            wrapper = _type_if_loaded(owner, name)
-            if wrapper is not None and isinstance(module, wrapper):
-                inner = getattr(module, attribute)
-                if isinstance(inner, nn.Module):
-                    module = inner
-                    break
-        else:
-            return module
+    return _Loaded().unwrap(module)
 
 
 def walk(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -72,15 +86,20 @@ def walk(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]
     A module that sits in two places comes twice, as in `state_dict`. What `fully_shard` has gathered for a
     forward pass is let go of again: between passes the shards are the parameters.
     """
-    module = unwrap(module)
-    sharded = _type_if_loaded(*_SHARDED)
-    if sharded is not None and isinstance(module, sharded):
-        reshard: Any = module.reshard
-        reshard()
-    yield prefix, module
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from walk(child, f"{prefix}{name}.")
+    loaded = _Loaded()
+    left = [(prefix, module)]
+    while left:
+        prefix, module = left.pop()
+        module = loaded.unwrap(module)
+        if loaded.sharded is not None and isinstance(module, loaded.sharded):
+            reshard: Any = module.reshard
+            reshard()
+        yield prefix, module
+        left += [
+            (f"{prefix}{name}.", child)
+            for name, child in reversed(module._modules.items())
+            if child is not None
+        ]
 
 
 def parameters(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -203,6 +222,11 @@ class ParameterNames:
                         hint="choose other keys in model={...}",
                     )
                 self._names.setdefault(id(tensor), name)
+
+    @property
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """All parameters; a tied one under each of its names."""
+        return self._tensors.values()
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter, or None when no model has it."""

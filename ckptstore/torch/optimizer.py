@@ -113,7 +113,8 @@ def capture_optimizer(optimizer: OptimizerLike, names: ParameterNames, label: st
     groups = _groups(optimizer, names, label)
     state: dict[str, Any] = {}
     shared: dict[str, Any] = {}
-    placed: dict[str, dict[str, list[str]]] = {}  # key -> device type or "" -> names
+    beside: set[str] = set()  # keys of entries on the type of device that their parameter is on
+    placed: dict[str, dict[str, list[str]]] = {}  # key -> device type -> names, of all others
     for owner, entry in optimizer.state.items():
         if isinstance(owner, str):
             shared[owner] = {
@@ -133,16 +134,20 @@ def capture_optimizer(optimizer: OptimizerLike, names: ParameterNames, label: st
         state[name] = dict(entry) if type(entry) is dict else entry
         if not isinstance(entry, Mapping):
             continue
+        is_on_cpu = owner.is_cpu
         for key, value in entry.items():
+            if is_on_cpu and isinstance(value, torch.Tensor) and value.is_cpu:  # as nearly always there
+                beside.add(key)
+                continue
             kinds = {tensor.device.type for tensor in _tensors_in(value)}
             if kinds:
                 kind = kinds.pop()
-                placed.setdefault(key, {}).setdefault("" if kind == owner.device.type else kind, []).append(
-                    name
-                )
-    beside = _first_device(optimizer)
+                if kind == owner.device.type:
+                    beside.add(key)
+                else:
+                    placed.setdefault(key, {}).setdefault(kind, []).append(name)
     tree: dict[str, Any] = {
-        "device": beside.type,
+        "device": _first_device(optimizer).type,
         "state": state,
         "param_groups": [
             {"params": [name for name, _ in found]}
@@ -151,9 +156,8 @@ def capture_optimizer(optimizer: OptimizerLike, names: ParameterNames, label: st
         ],
     }
     elsewhere = {
-        key: {kind: True if len(kinds) == 1 else listed for kind, listed in kinds.items() if kind}
+        key: {kind: True if len(kinds) == 1 and key not in beside else of for kind, of in kinds.items()}
         for key, kinds in placed.items()
-        if kinds.keys() - {""}
     }
     if elsewhere:
         tree["elsewhere"] = elsewhere

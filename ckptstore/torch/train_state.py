@@ -174,14 +174,12 @@ class TrainState:
             },
         }
         self.step = step
-        return marked(tree, self._per_rank), self._not_captured()
+        return marked(tree, self._per_rank), self._not_captured(names)
 
-    def _not_captured(self) -> tuple[str, ...]:
+    def _not_captured(self, names: modules.ParameterNames) -> tuple[str, ...]:
         absent = {parts.component for parts in self._named() if not parts} - {"scaler"}
         if not self._stateful["scaler"] and any(
-            parameter.dtype is torch.float16
-            for model in self._models.parts.values()
-            for parameter in modules.parameters(model).values()
+            parameter.dtype is torch.float16 for parameter in names.tensors
         ):
             absent.add("scaler")
         if self._positions.has_workers:

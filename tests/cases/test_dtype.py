@@ -110,7 +110,7 @@ def test_c111_a_meta_tensor_is_refused_by_name_at_save():
         model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     store = fresh()
     with pytest.raises(UnsupportedValueError, match=r"model\.0\.weight.*meta device") as caught:
-        store.run("r").save(1, {"model": dict(model.state_dict())})
+        store.run("r").save(1, {"model": dict(model.state_dict())}).result()
     assert "to_empty" in caught.value.hint
     assert not store.run("r").exists
 
@@ -189,7 +189,7 @@ def test_c116_native_numeric_arrays_keep_value_and_dtype(array):
 )
 def test_c116_other_arrays_are_refused_by_name(array):
     with pytest.raises(UnsupportedValueError, match=r"deep\[0\]\.x.*dtype"):
-        fresh().run("r").save(1, {"deep": [{"x": array}]})
+        fresh().run("r").save(1, {"deep": [{"x": array}]}).result()
 
 
 def test_c117_values_among_tensors_keep_their_type():
@@ -202,7 +202,7 @@ def test_c117_values_among_tensors_keep_their_type():
 def test_g01_nested_tensors_are_refused_by_name(layout):
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
     with pytest.raises(UnsupportedValueError, match=r"model\.ragged is a nested tensor") as caught:
-        fresh().run("r").save(1, {"model": {"ragged": nested}})
+        fresh().run("r").save(1, {"model": {"ragged": nested}}).result()
     assert "nested.values()" in caught.value.hint
 
 

@@ -48,7 +48,7 @@ def killed_while_saving(
             run.restore(blank_like(make_state(0)))
         backend.script.append(Fault("crash", op="put", key=key))
         with pytest.raises(SimulatedCrash):
-            run.save(step, state)
+            run.save(step, state).result()
 
 
 def test_c001_a_step_that_died_before_its_record_is_never_listed(directory):
@@ -260,7 +260,7 @@ def test_c014_a_rename_that_is_a_copy_and_a_delete_can_be_killed_inside(director
                 calls, "link", lambda *a: (_ for _ in ()).throw(Killed()) if not alive else os.link(*a)
             )
             with pytest.raises(Killed):
-                run.save(2, make_state(2))
+                run.save(2, make_state(2)).result()
     with ckptstore.open(directory) as store:
         run = store.run(TRAIN)
         assert [checkpoint.step for checkpoint in run.checkpoints()] == [1]
@@ -329,7 +329,7 @@ def test_an_error_that_save_itself_raised_is_not_raised_again_by_the_next(direct
         with monkeypatch.context() as patch:
             patch.setattr("ckptstore.save.write.Writer.write", _interrupted)
             with pytest.raises(KeyboardInterrupt):
-                run.save(1, make_state(1))
+                run.save(1, make_state(1)).result()
         assert run.save(2, make_state(2)).result().step == 2
         run.close()
 

@@ -55,7 +55,7 @@ def test_c156_common_objects_need_no_pickle():
 def test_c156_others_are_named_with_key_and_type_at_save_and_nothing_is_written(value):
     store = fresh()
     with pytest.raises(UnsupportedValueError) as caught:
-        store.run("r").save(1, {"hparams": [1, {"it": value}]})
+        store.run("r").save(1, {"hparams": [1, {"it": value}]}).result()
     assert caught.value.path.startswith("hparams[1].it")
     assert (
         "pickle" in (caught.value.hint or "")
@@ -118,13 +118,13 @@ def test_c159_an_object_whose_class_is_gone_is_a_placeholder_and_the_rest_loads(
 def test_g03_an_enum_or_path_as_key_is_refused_and_never_turns_into_an_int(key):
     for options in ({}, {"allow_pickle": True}):
         with pytest.raises(UnsupportedValueError, match="has a key of type"):
-            fresh().run("r").save(1, {"a": {key: 1}}, **options)
+            fresh().run("r").save(1, {"a": {key: 1}}, **options).result()
 
 
 @pytest.mark.parametrize("value", [Colour.RED, Level.LOW], ids=repr)
 def test_g03_an_enum_as_value_is_refused_with_the_remedy(value):
     with pytest.raises(UnsupportedValueError, match=r"a\.b is of type .*(Colour|Level)") as caught:
-        fresh().run("r").save(1, {"a": {"b": value}})
+        fresh().run("r").save(1, {"a": {"b": value}}).result()
     assert ".value" in caught.value.hint
 
 

@@ -110,7 +110,7 @@ def test_c166_the_state_of_python_random_is_exact():
 
 def test_c166_a_generator_object_is_refused_with_the_remedy():
     with pytest.raises(UnsupportedValueError, match=r"rng\.gen is of type torch.*Generator") as caught:
-        fresh().run("r").save(1, {"rng": {"gen": torch.Generator()}})
+        fresh().run("r").save(1, {"rng": {"gen": torch.Generator()}}).result()
     assert "get_state()" in caught.value.hint
 
 

@@ -243,7 +243,7 @@ def test_g12_steps_are_ints_of_64_bits_and_nothing_else(tmp_path):
         run = store.run("r")
         for bad in (10.0, True, np.float32(3), "10", None, 2**63, -(2**63) - 1, np.bool_(True)):
             with pytest.raises(UsageError, match="step"):
-                run.save(bad, {"a": np.ones(1)})
+                run.save(bad, {"a": np.ones(1)}).result()
         assert not run.exists, "a refused save touched the store"
         for step in (-5, 2**63 - 1, 3):
             run.save(step, {"a": np.ones(1)}).result()
@@ -257,5 +257,5 @@ def test_metadata_above_its_limit_is_refused_before_anything_is_written(tmp_path
     with ckptstore.init(tmp_path / "store") as store:
         run = store.run("r")
         with pytest.raises(UsageError, match="metadata"):
-            run.save(1, {"a": np.ones(1)}, metadata={"log": "x" * (5 << 20)})
+            run.save(1, {"a": np.ones(1)}, metadata={"log": "x" * (5 << 20)}).result()
         assert not run.exists

@@ -15,6 +15,8 @@ RUN = [
     DOCS / "reliability.md",
     DOCS / "errors.md",
     DOCS / "many-ranks.md",
+    DOCS / "preemption.md",
+    DOCS / "saving.md",
 ]
 
 

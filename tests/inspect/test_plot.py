@@ -14,7 +14,7 @@ __all__ = ["store"]
 
 
 def test_the_extra_is_named_when_matplotlib_is_absent(store, tmp_path, monkeypatch):
-    store.run("r").save(1, {"lr": 1})
+    store.run("r").save(1, {"lr": 1}).result()
     real = builtins.__import__
 
     def absent(name, *args):
@@ -33,7 +33,7 @@ def test_what_cannot_be_drawn_is_told_before_anything_is_written(store, tmp_path
     run = store.run("r")
     with pytest.raises(NotFoundError, match="there is no run 'r'"):
         plot(run, tmp_path / "x.png")
-    run.save(1, {"lr": 1}, metrics={"loss": 1})
+    run.save(1, {"lr": 1}, metrics={"loss": 1}).result()
     with pytest.raises(UsageError, match="picture"):
         plot(run, tmp_path / "x.docx")
     with pytest.raises(NotFoundError, match="'acc'") as error:
@@ -55,8 +55,8 @@ def test_a_run_is_drawn(tmp_path, form):
 def test_odd_runs_are_drawn(store, tmp_path):
     pytest.importorskip("matplotlib")
     run = store.run(AWKWARD[7])
-    run.save(1, {"lr": 1})
+    run.save(1, {"lr": 1}).result()
     plot(run, tmp_path / "one.png")
-    run.save(1, {"lr": 1}, metrics={"$a^": math.nan, "b": math.inf})
-    run.save(-5, {"lr": 1}, metrics={"$a^": 1, AWKWARD[4]: 2})
+    run.save(1, {"lr": 1}, metrics={"$a^": math.nan, "b": math.inf}).result()
+    run.save(-5, {"lr": 1}, metrics={"$a^": 1, AWKWARD[4]: 2}).result()
     plot(run, tmp_path / "odd.png")

@@ -61,7 +61,7 @@ def rows(store, sql, params=(), **options):
 @pytest.fixture
 def fresh(store):
     """One that a test may write to."""
-    store.run("r").save(1, random_state(), metrics={"loss": 1.5})
+    store.run("r").save(1, random_state(), metrics={"loss": 1.5}).result()
     return store
 
 
@@ -70,7 +70,7 @@ def filled(request, tmp_path_factory):
     """One that tests only read; its manifest is a file, or in memory."""
     folder = tmp_path_factory.mktemp("query")
     with pytest.MonkeyPatch.context() as patch, ckptstore.init(folder / "store", chunk_bytes=1 << 16) as made:
-        made.run("r").save(1, random_state(), metrics={"loss": 1.5})
+        made.run("r").save(1, random_state(), metrics={"loss": 1.5}).result()
         if request.param == "memory":
             made.close()
             patch.setenv("CKPTSTORE_MANIFEST", ":memory:")
@@ -94,7 +94,7 @@ def test_nothing_but_reading_gets_through(filled, sql, tmp_path, monkeypatch):
 
 def test_a_query_sees_what_others_saved_just_now(fresh, tmp_path):
     with ckptstore.open(tmp_path / "store") as other:
-        other.run("s").save(5, random_state())
+        other.run("s").save(5, random_state()).result()
     assert rows(fresh, "SELECT run, step FROM v_checkpoints ORDER BY run") == [("r", 1), ("s", 5)]
 
 
@@ -255,7 +255,7 @@ def test_formats(filled):
 
 def test_names_of_every_kind_come_through(store):
     for number, name in enumerate(AWKWARD):
-        store.run(name).save(number, {"m": {name: [1.0]}}, metrics={name: 1})
+        store.run(name).save(number, {"m": {name: [1.0]}}, metrics={name: 1}).result()
     found = rows(store, "SELECT run FROM runs ORDER BY run_id")
     assert {row[0] for row in found} == set(AWKWARD)
     for name in AWKWARD:
@@ -270,7 +270,7 @@ def test_names_of_every_kind_come_through(store):
 
 def test_a_snapshot_is_whole_and_stands_still(fresh, tmp_path):
     target = snapshot(fresh, tmp_path / "it's a %20 #copy?.db")
-    fresh.run("r").save(2, random_state(1))
+    fresh.run("r").save(2, random_state(1)).result()
     with sqlite3.connect(f"file:{tmp_path}/it's a %2520 %23copy%3F.db?mode=ro", uri=True) as copy:
         assert copy.execute("SELECT count(*) FROM checkpoints").fetchone() == (1,)
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)

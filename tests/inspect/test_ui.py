@@ -52,7 +52,7 @@ def test_every_question_and_column_is_in_the_metadata_and_runs_over_the_snapshot
 
 def test_names_of_every_kind_make_a_link(store):
     for name in AWKWARD:
-        store.run(name).save(1, {name: [1.0]}, metrics={name: 1.0})
+        store.run(name).save(1, {name: [1.0]}, metrics={name: 1.0}).result()
     text = json.dumps(ui.metadata(store))
     assert "<script" not in text
     for name in AWKWARD:

@@ -80,9 +80,9 @@ def test_a_part_is_the_same_part(lived_in):
 def test_unique_is_what_deleting_would_free(store):
     state = random_state()
     run = store.run("r")
-    run.save(1, state)
+    run.save(1, state).result()
     state["model"]["w0"] += 1
-    run.save(2, state)
+    run.save(2, state).result()
     first, second = usage(store).checkpoints
     changed = state["model"]["w0"].nbytes
     assert first.sizes.unique_bytes == second.sizes.unique_bytes == changed
@@ -93,7 +93,7 @@ def test_unique_is_what_deleting_would_free(store):
 
 def test_equal_bytes_in_two_components_belong_to_both(store):
     weight = np.full((100, 100), 3, np.float32)
-    store.run("r").save(1, {"model": weight, "ema": weight.copy()})
+    store.run("r").save(1, {"model": weight, "ema": weight.copy()}).result()
     one = usage(store).checkpoints[0]
     assert one.sizes.logical_bytes == 2 * weight.nbytes
     assert one.sizes.stored_bytes == one.sizes.unique_bytes == weight.nbytes
@@ -102,7 +102,7 @@ def test_equal_bytes_in_two_components_belong_to_both(store):
 
 
 def test_tables_that_are_objects_count_as_such(store):
-    store.run("r").save(1, {"m": {f"w{i}": np.full(4, i) for i in range(3000)}})
+    store.run("r").save(1, {"m": {f"w{i}": np.full(4, i) for i in range(3000)}}).result()
     found = usage(store, scan=True)
     parts = {part.component: part.sizes for part in found.checkpoints[0].components}
     assert parts[None].stored_bytes > 100_000
@@ -111,7 +111,7 @@ def test_tables_that_are_objects_count_as_such(store):
 
 
 def test_a_scan_finds_garbage_and_what_is_missing(store, tmp_path):
-    store.run("r").save(1, random_state())
+    store.run("r").save(1, random_state()).result()
     stray = f"chunks/ab/{'ab' * 32}.01M8KKNRD15E82Z28HX0C1H7AX-5-1.0"
     store.tier.backend.put(stray, [b"x" * 1000])
     (tmp_path / "store" / "chunks" / "notes.txt").write_text("mine")
@@ -127,8 +127,8 @@ def test_a_scan_finds_garbage_and_what_is_missing(store, tmp_path):
 
 def test_a_record_that_cannot_be_read_is_named_and_does_not_stop_it(store, tmp_path):
     run = store.run("r")
-    run.save(1, random_state())
-    run.save(2, random_state(1))
+    run.save(1, random_state()).result()
+    run.save(2, random_state(1)).result()
     store.close()
     path = max((tmp_path / "store" / "commits").rglob("*.mp"))
     path.chmod(0o644)
@@ -146,7 +146,7 @@ def test_nothing_and_wrong_names(store):
     assert (empty.total.stored_bytes, empty.runs, empty.checkpoints) == (0, (), ())
     store.run("alpha").start()
     assert usage(store, run="alpha").checkpoints == ()
-    store.run("beta").save(1, {"lr": 1})
+    store.run("beta").save(1, {"lr": 1}).result()
     assert usage(store, run="beta").checkpoints[0].sizes.stored_bytes == 0
     with pytest.raises(NotFoundError, match="alpah") as error:
         usage(store, run="alpah")
@@ -159,7 +159,7 @@ def test_nothing_and_wrong_names(store):
 
 def test_names_of_every_kind(store):
     for number, name in enumerate(AWKWARD):
-        store.run(name).save(number, {name: np.full(5, number)})
+        store.run(name).save(number, {name: np.full(5, number)}).result()
     found = usage(store)
     assert {run.run for run in found.runs} == set(AWKWARD)
     assert {part.component for c in found.checkpoints for part in c.components} == set(AWKWARD)

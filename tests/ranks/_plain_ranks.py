@@ -96,33 +96,6 @@ def _plain(value: Any) -> Any:
 # --- ranks ------------------------------------------------------------------------------------
 
 
-class InlinePool:
-    """A :class:`ckptstore.pool.Pool` without threads, so that a number means the same call each time."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        self._error: BaseException | None = None
-
-    def submit(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        if self._error is None:
-            try:
-                call(*args, **kwargs)
-            except BaseException as error:
-                self._error = error
-
-    def drain(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def __enter__(self) -> InlinePool:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        return None
-
-
-POOLS = ("ckptstore.save.write.Pool", "ckptstore.save.room.Pool", "ckptstore.load.fetch.Pool")
-
-
 class _Points(FaultBackend):
     """One rank's way to the place: the rank is told of each call before it is made."""
 

@@ -15,7 +15,7 @@ from ckptstore.errors import BackendError, CkptstoreError, DeadlineError, SaveFa
 from ckptstore.testing import Call, Fault
 from ckptstore_memory import MemoryBackend
 from tests.crash._support import records
-from tests.ranks import _plain_ranks as plain
+from tests.inline import all_inline
 from tests.ranks._plain_ranks import DEADLINE, Crew, check_place, copied, crew, holds, new_place
 
 WORLD = 4
@@ -30,8 +30,7 @@ Place = MemoryBackend
 @pytest.fixture(autouse=True)
 def _same_calls_each_time(monkeypatch):
     monkeypatch.setenv("CKPTSTORE_MANIFEST", ":memory:")
-    for name in plain.POOLS:
-        monkeypatch.setattr(name, plain.InlinePool)
+    all_inline(monkeypatch)
 
 
 @pytest.fixture(scope="module")

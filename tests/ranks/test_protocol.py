@@ -27,6 +27,7 @@ from ckptstore.testing import Fault
 from ckptstore.tier import commits, runs
 from ckptstore.tier.contents import Contents
 from tests.crash._support import ends, records
+from tests.inline import all_inline
 from tests.ranks import _plain_ranks as plain
 from tests.ranks._plain_ranks import DEADLINE, NAME, Crew, Rank, check_place, crew, holds, new_place, whole
 
@@ -36,8 +37,7 @@ LONGEST = 1.3 * DEADLINE
 @pytest.fixture(autouse=True)
 def _same_calls_each_time(monkeypatch):
     monkeypatch.setenv("CKPTSTORE_MANIFEST", ":memory:")
-    for name in plain.POOLS:
-        monkeypatch.setattr(name, plain.InlinePool)
+    all_inline(monkeypatch)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_many_ranks_without_a_key_are_refused(ranks, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="session_key"):
-        ranks[0].store.run(NAME, rank=0, world_size=4).save(1, {})
+        ranks[0].store.run(NAME, rank=0, world_size=4).save(1, {}).result()
     monkeypatch.setenv("SLURM_JOB_ID", "77")
 
     def alike(rank: Rank) -> str:

@@ -355,7 +355,7 @@ def save_outside(rank, _world, directory):
         run = run_of(store, process_group=group)
         if rank == 2:
             with pytest.raises(UsageError, match="rank 2") as caught:
-                run.save(1, {"model": {"w": torch.zeros(4)}})
+                run.save(1, {"model": {"w": torch.zeros(4)}}).result()
             return "replicas" in caught.value.message
         return run.save(1, {"model": {"w": torch.zeros(4)}}).result().step == 1
 

@@ -124,10 +124,10 @@ def test_one_rank_alone_must_hold_all_of_a_tensor(tmp_path):
         run = store.run("r")
         missing = r"model\.w: 2 of 4 elements are not covered"
         with pytest.raises(UnsupportedValueError, match=missing) as caught:
-            run.save(1, {"model": {"w": part}})
+            run.save(1, {"model": {"w": part}}).result()
         assert "world_size=" in caught.value.hint
         with pytest.raises(UnsupportedValueError, match="overlap"):
-            run.save(1, {"model": {"w": [part, twice]}})
+            run.save(1, {"model": {"w": [part, twice]}}).result()
         assert not run.exists
         saved = run.save(1, {"model": {"w": [part, rest]}}).result()
         assert saved.load()["model"]["w"].tolist() == [1, 1, 0, 0]

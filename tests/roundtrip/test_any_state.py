@@ -235,7 +235,7 @@ def test_what_cannot_be_stored_is_refused_by_name_and_nothing_is_written(make, w
     store = fresh()
     before = objects(store, "")
     with pytest.raises(UnsupportedValueError, match=word) as caught:
-        store.run("r").save(1, {"model": {"ok": torch.ones(3)}, "extra": [1, {"odd": make()}]})
+        store.run("r").save(1, {"model": {"ok": torch.ones(3)}, "extra": [1, {"odd": make()}]}).result()
     assert caught.value.path == "extra[1].odd"
     assert objects(store, "") == before
 
@@ -243,12 +243,12 @@ def test_what_cannot_be_stored_is_refused_by_name_and_nothing_is_written(make, w
 def test_a_state_that_is_no_dict_is_refused():
     for state in (torch.ones(2), [1], torch.nn.Linear(1, 1), None):
         with pytest.raises(ckptstore.CkptstoreError, match="state must be a dict"):
-            fresh().run("r").save(1, state)
+            fresh().run("r").save(1, state).result()
 
 
 def test_a_lazy_parameter_without_data_is_refused_by_name():
     with pytest.raises(UnsupportedValueError, match=r"model\.weight"):
-        fresh().run("r").save(1, {"model": torch.nn.LazyLinear(3)})
+        fresh().run("r").save(1, {"model": torch.nn.LazyLinear(3)}).result()
 
 
 # --- states that once were committed and could not be loaded -------------------------------------

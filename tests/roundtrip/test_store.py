@@ -718,7 +718,7 @@ def test_tags_given_at_save_count_like_later_ones():
     run.untag(1, "a")
     assert run.latest.tags == ("b",)
     with pytest.raises(UsageError):
-        run.save(2, {"x": torch.ones(1)}, tags=["12"])
+        run.save(2, {"x": torch.ones(1)}, tags=["12"]).result()
     assert steps(run) == [1]
 
 
@@ -805,14 +805,14 @@ def test_numbers_are_metrics_and_come_back_in_every_process(value):
 def test_what_is_no_number_is_no_metric_and_nothing_is_saved(value):
     store = fresh()
     with pytest.raises(UsageError, match="metric 'loss'"):
-        store.run("r").save(1, {}, metrics={"loss": value})
+        store.run("r").save(1, {}, metrics={"loss": value}).result()
     assert store.run("r").checkpoints() == []
 
 
 @pytest.mark.parametrize("name", ["", 5, "a\0", "\ud800", "x" * 1001])
 def test_a_metric_needs_a_usable_name(name):
     with pytest.raises(UsageError, match="metric"):
-        fresh().run("r").save(1, {}, metrics={name: 1})
+        fresh().run("r").save(1, {}, metrics={name: 1}).result()
 
 
 def test_nan_is_never_best_and_ties_go_to_the_newer_in_every_process():
@@ -842,7 +842,7 @@ def test_whole_numbers_are_steps(step):
 def test_what_is_no_whole_number_of_64_bits_is_no_step(step):
     store = fresh()
     with pytest.raises(UsageError, match="step"):
-        store.run("r").save(step, {})
+        store.run("r").save(step, {}).result()
     assert not store.run("r").exists
 
 
@@ -851,7 +851,7 @@ def test_what_is_no_whole_number_of_64_bits_is_no_step(step):
 )
 def test_a_tensor_that_is_no_whole_number_is_no_step(step):
     with pytest.raises(UsageError, match="step"):
-        fresh().run("r").save(step, {})
+        fresh().run("r").save(step, {}).result()
 
 
 def test_metadata_of_a_megabyte_comes_back_typed_and_more_than_four_is_refused():
@@ -867,11 +867,11 @@ def test_metadata_of_a_megabyte_comes_back_typed_and_more_than_four_is_refused()
     assert dict(again(store).run("r").latest.metadata) == metadata
     assert type(again(store).run("r").latest.metadata["t"]) is tuple
     with pytest.raises(UsageError, match="more than"):
-        run.save(2, {}, metadata={"a": "x" * (5 << 20)})
+        run.save(2, {}, metadata={"a": "x" * (5 << 20)}).result()
     with pytest.raises(UsageError, match="keys must be str"):
-        run.save(2, {}, metadata={1: 2})
+        run.save(2, {}, metadata={1: 2}).result()
     with pytest.raises(UnsupportedValueError, match="metadata"):
-        run.save(2, {}, metadata={"a": torch.ones(1)})
+        run.save(2, {}, metadata={"a": torch.ones(1)}).result()
     assert steps(run) == [1]
 
 
@@ -888,7 +888,7 @@ def test_a_failed_save_is_told_once_and_the_next_one_works():
     pending = run.save(2, {"x": torch.zeros(600)})
     assert pending.level == "failed"
     with pytest.raises(ckptstore.CkptstoreError, match="disk on fire"):
-        run.save(3, {"x": torch.zeros(600)})
+        run.save(3, {"x": torch.zeros(600)}).result()
     run.save(3, {"x": torch.zeros(600)}).result()
     run.close()
     assert steps(run) == [1, 3]
@@ -899,7 +899,7 @@ def test_close_raises_what_nobody_was_told():
     seen, backend = watched(store)
     backend.script.append(Fault("error", op="sync", error=BackendError("no sync"), times=None))
     run = seen.run("r")
-    run.save(2, {"x": torch.ones(600)})
+    run.save(2, {"x": torch.ones(600)}).result()
     with pytest.raises(ckptstore.CkptstoreError, match="no sync"):
         run.close()
     run.close()

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ckptstore_memory import MemoryBackend
-from tests.ranks import _plain_ranks as plain
+from tests.inline import all_inline
 from tests.ranks._kills import WORLD, Strike, count_calls, strike_once
 from tests.ranks._plain_ranks import crew, new_place
 from tests.ranks.pool import shared_pool
@@ -39,8 +39,7 @@ def test_a_real_rank_is_lost_at_every_point(tmp_path, rank, how):
 def past(monkeypatch):
     """A place where step 1 was saved; ranks make their calls one by one."""
     monkeypatch.setenv("CKPTSTORE_MANIFEST", ":memory:")
-    for name in plain.POOLS:
-        monkeypatch.setattr(name, plain.InlinePool)
+    all_inline(monkeypatch)
     with new_place() as place, crew(place) as ranks:
         ranks.each(lambda rank: rank.save(1))
         yield place

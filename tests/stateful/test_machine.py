@@ -185,7 +185,7 @@ class Machine(RuleBasedStateMachine):
         before = {checkpoint.id for checkpoint in self.fresh_run().checkpoints()}
         known = self.model.epochs
         with contextlib.suppress(SimulatedCrash, CkptstoreError):
-            process.run.save(step, state)
+            process.run.save(step, state).result()
         self.processes[who] = Process(self.place)
         seen = self.fresh_run()
         epochs = seen.sessions()

@@ -26,6 +26,7 @@ from ckptstore.save.saver import give_up
 from ckptstore.save.session import Session
 from ckptstore.save.share import write_part
 from ckptstore.save.tables import TableWriter
+from ckptstore.save.work import Work
 from ckptstore.torch.dcp import attempts, sessions
 from ckptstore.torch.dcp.attempts import Lead
 from ckptstore.torch.dcp.ids import CheckpointId, step_of, text_of
@@ -207,7 +208,7 @@ class StoreWriter(StorageWriter):
             flat = Collector(plan, planner, allow_pickle=self._allow_pickle).collect(
                 self.run._tier.marker.chunk_bytes
             )
-            part = write_part(self.run._tier, _begun(save), save.rank, flat, index)
+            part = write_part(self.run._tier, save.rank, Work.live(_begun(save), flat), index)
             if not save.use_collectives:
                 Room(self.run._tier, _begun(save)).say_part(part)
         except BaseException as error:

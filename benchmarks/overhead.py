@@ -1,0 +1,358 @@
+"""Where the CPU of ckptstore's own background work goes: in hash, read, write and copy calls, or beside them.
+
+    python -m benchmarks.overhead --gib 1.5 --repeats 5 --dir /data/scratch --json out.json
+
+The named calls are replaced by ones that read the calling thread's CPU clock before and after. What threads
+spend beside them is overhead: Python, locks, system calls that move no data. It is shown as a share of the
+wall time: for a save from its return to the commit, without the caller's thread, which only waits; for a
+load, of all of it. "us / tensor" is that, for a save together with what the caller was blocked. A last save
+of each case is sampled instead: the lines that its threads were at, weighted by the CPU that each spent since
+the sample before, without the named calls.
+
+Cases: the AdamW state of the other benchmarks, and 10,000 tensors of 1 KiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import command, disk, goals, states
+from benchmarks.command import GIB, say
+from benchmarks.goals import Goal
+from benchmarks.measure import thread_clock
+from benchmarks.states import State
+
+_LIMIT = 0.02
+_MICROSECONDS_PER_TENSOR = 5.0
+_SMALL_COUNT, _SMALL_ELEMENTS = 10_000, 256
+_SAMPLE_SECONDS = 0.002
+_SHOWN_LINES = 12
+KINDS = ("hash", "read", "write", "copy")
+# Where the library finds the function, as `module`, `name`, and which kind of work it is.
+_CALLS = (
+    ("blake3", "blake3", "hash"),
+    ("os", "preadv", "read"),
+    ("os", "pread", "read"),
+    ("os", "readv", "read"),
+    ("os", "pwrite", "write"),
+    ("os", "pwritev", "write"),
+    ("os", "write", "write"),
+    ("os", "writev", "write"),
+    ("os", "fsync", "write"),
+    ("os", "fdatasync", "write"),
+    ("ckptstore_local._sys", "preadv", "read"),
+    ("ckptstore_local._sys", "pwrite", "write"),
+    ("ckptstore_local._sys", "pwritev", "write"),
+    ("ckptstore_local._sys", "write", "write"),
+    ("ckptstore_local._sys", "writev", "write"),
+    ("ckptstore_local._sys", "fsync", "write"),
+    ("numpy", "copyto", "copy"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """One save or load; `cpu_seconds` is by kind of call."""
+
+    wall_seconds: float
+    blocked_seconds: float
+    background_cpu_seconds: float
+    cpu_seconds: dict[str, float]
+    calls: dict[str, int]
+
+    @property
+    def overhead_seconds(self) -> float:
+        return self.background_cpu_seconds - sum(self.cpu_seconds.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """Medians of one case, in seconds of CPU but for `wall_seconds`."""
+
+    case: str
+    wall_seconds: float
+    blocked_seconds: float
+    cpu_seconds: dict[str, float]
+    overhead_seconds: float
+    overhead_share: float
+    per_tensor_microseconds: float
+    hot_lines: list[tuple[str, float]]
+    samples: list[Sample]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the table, write what was asked for."""
+    options = command.parser("overhead", __doc__, gib=1.5, repeats=5).parse_args(arguments)
+    with command.scratch(options.dir, "overhead") as folder:
+        command.require_space(folder, int(4 * options.gib * GIB))
+        environment = command.environment(folder)
+        lines = _run(options, folder)
+    aims = _goals(lines)
+    document = {
+        "environment": environment,
+        "lines": [dataclasses.asdict(line) for line in lines],
+        "goals": goals.as_json(aims),
+    }
+    command.finish(options, table(lines, aims), document, partial(draw, lines))
+    return 0
+
+
+def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
+    import ckptstore
+
+    lines: list[Line] = []
+    small = {"model": {f"tensor.{n:05}": torch.rand(_SMALL_ELEMENTS) for n in range(_SMALL_COUNT)}}
+    large = states.adamw_state(options.gib, options.seed)
+    for name, state in (("AdamW state", large), ("10,000 x 1 KiB", small)):
+        path = folder / "store"
+        run = ckptstore.open(str(path), create=True).run("bench")
+        saver = _Saver(run, state)
+        saver.save()  # its buffers and threads are there from here on
+        saves: list[Sample] = []
+        loads: list[Sample] = []
+        for repeat in range(options.repeats):
+            say(f"{name}, repeat {repeat + 1} of {options.repeats}")
+            saver.change()
+            saves.append(_measured_save(saver))
+            disk.forget(path)
+            loads.append(_measured_load(saver))
+        hot = _hot_lines(saver.save)
+        count = len(list(states.tensors(state)))
+        lines += [_line(f"save, {name}", saves, count, hot), _line(f"load, {name}", loads, count, [])]
+        run.close()
+        disk.remove(path)
+    return lines
+
+
+class _Saver:
+    """Saves the same tensors again and again, all of them changed, and loads the last checkpoint."""
+
+    def __init__(self, run: Any, state: State) -> None:
+        self._run, self._state = run, state
+        self._target = states.blank_like(state)
+        self._step = 0
+        self._pending: Any = None
+
+    def begin(self) -> None:
+        self._pending = self._run.save(self._step, self._state)
+
+    def wait(self) -> None:
+        self._pending.result()
+
+    def save(self) -> None:
+        self.change()
+        self.begin()
+        self.wait()
+
+    def load(self) -> None:
+        self._pending.result().restore(self._target)
+
+    def change(self) -> None:
+        self._step += 1
+        for _, tensor in states.tensors(self._state):
+            tensor.mul_(-1.001)
+
+
+class _Meter:
+    """CPU seconds and calls by kind; each thread adds to its own counts."""
+
+    def __init__(self) -> None:
+        self.threads: dict[int, dict[str, tuple[float, int]]] = {}
+
+    def add(self, kind: str, seconds: float) -> None:
+        counts = self.threads.setdefault(threading.get_ident(), {})
+        before, calls = counts.get(kind, (0.0, 0))
+        counts[kind] = before + seconds, calls + 1
+
+    def totals(self, without: int | None) -> tuple[dict[str, float], dict[str, int]]:
+        """Of all threads but one."""
+        counted = [counts for thread, counts in self.threads.items() if thread != without]
+        found = {kind: [counts[kind] for counts in counted if kind in counts] for kind in KINDS}
+        return (
+            {kind: sum(seconds for seconds, _ in entries) for kind, entries in found.items()},
+            {kind: sum(calls for _, calls in entries) for kind, entries in found.items()},
+        )
+
+
+def _measured_save(saver: _Saver) -> Sample:
+    """From the return of `save` on, without the caller's thread, which only waits."""
+    meter = _Meter()
+    with _timed_calls(meter):
+        start = time.perf_counter()
+        saver.begin()
+        meter.threads = {}
+        before = time.process_time() - time.thread_time()
+        returned = time.perf_counter()
+        saver.wait()
+        ended = time.perf_counter()
+        after = time.process_time() - time.thread_time()
+    seconds, calls = meter.totals(without=threading.get_ident())
+    return Sample(ended - returned, returned - start, after - before, seconds, calls)
+
+
+def _measured_load(saver: _Saver) -> Sample:
+    """All threads: the caller takes part."""
+    meter = _Meter()
+    with _timed_calls(meter):
+        start, before = time.perf_counter(), time.process_time()
+        saver.load()
+        ended, after = time.perf_counter(), time.process_time()
+    seconds, calls = meter.totals(without=None)
+    return Sample(ended - start, ended - start, after - before, seconds, calls)
+
+
+@contextlib.contextmanager
+def _timed_calls(meter: _Meter) -> Iterator[None]:
+    """Puts clocks around the named calls, wherever the library finds them, and takes them away again."""
+    undo: list[tuple[Any, str, Any]] = []
+    calls = [(importlib.import_module(module), name, kind) for module, name, kind in _CALLS]
+    try:
+        for owner, name, kind in [*calls, (torch.Tensor, "copy_", "copy")]:
+            inner = getattr(owner, name, None)
+            if inner is not None:
+                undo.append((owner, name, inner))
+                setattr(owner, name, _clocked(inner, kind, meter))
+        yield
+    finally:
+        for owner, name, inner in undo:
+            setattr(owner, name, inner)
+
+
+def _clocked(inner: Any, kind: str, meter: _Meter) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return inner(*arguments, **named)
+        finally:
+            meter.add(kind, time.thread_time() - start)
+
+    return call
+
+
+def _hot_lines(work: Callable[[], None]) -> list[tuple[str, float]]:
+    """Lines by their share of the CPU outside the named calls, of all threads but the caller's."""
+    spent: dict[str, float] = {}
+    done = threading.Event()
+    caller = threading.get_ident()
+
+    def sample() -> None:
+        clocks: dict[int, float] = {}
+        while not done.wait(_SAMPLE_SECONDS):
+            frames = sys._current_frames()
+            for thread in threading.enumerate():
+                frame = frames.get(thread.ident or 0)
+                if frame is None or thread.native_id is None or thread.ident in (caller, sampler.ident):
+                    continue
+                try:
+                    now = time.clock_gettime(thread_clock(thread.native_id))
+                except OSError:  # it has ended
+                    continue
+                used = now - clocks.get(thread.native_id, now)
+                clocks[thread.native_id] = now
+                # Within a named call the clock around it is the innermost Python frame.
+                if used > 0 and frame.f_code.co_filename != __file__:
+                    place = _place(frame)
+                    spent[place] = spent.get(place, 0.0) + used
+            del frames, frame
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        with _timed_calls(_Meter()):
+            work()
+    finally:
+        done.set()
+        sampler.join()
+    total = sum(spent.values()) or 1.0
+    most = sorted(spent.items(), key=lambda entry: -entry[1])[:_SHOWN_LINES]
+    return [(place, used / total) for place, used in most]
+
+
+def _place(frame: FrameType) -> str:
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def _line(case: str, samples: list[Sample], tensors: int, hot: list[tuple[str, float]]) -> Line:
+    overhead = median(sample.overhead_seconds for sample in samples)
+    blocked = median(sample.blocked_seconds for sample in samples)
+    return Line(
+        case,
+        median(sample.wall_seconds for sample in samples),
+        blocked,
+        {kind: median(sample.cpu_seconds[kind] for sample in samples) for kind in KINDS},
+        overhead,
+        float(np.median([sample.overhead_seconds / sample.wall_seconds for sample in samples])),
+        (overhead + (blocked if case.startswith("save") else 0.0)) / tensors * 1e6,
+        hot,
+        samples,
+    )
+
+
+def _goals(lines: Sequence[Line]) -> list[Goal]:
+    large, _, small, _ = lines
+    share, each = large.overhead_share, small.per_tensor_microseconds
+    return [
+        Goal(large.case, f"at most {_LIMIT:.0%} of background wall", share, _LIMIT, at_most=True),
+        Goal(small.case, "at most 5 us per tensor", each, _MICROSECONDS_PER_TENSOR, at_most=True),
+    ]
+
+
+def table(lines: Sequence[Line], aims: Sequence[Goal]) -> str:
+    """For people: CPU seconds by kind, what is beside them, and the lines where that is spent."""
+    heads = ("blocked s", "wall s", *KINDS, "beside", "of wall", "us / tensor")
+    text = [f"{'':24}" + "".join(f"{head:>12}" for head in heads)]
+    for line in lines:
+        figures = (line.blocked_seconds, line.wall_seconds, *line.cpu_seconds.values(), line.overhead_seconds)
+        text.append(
+            f"  {line.case:<22}"
+            + "".join(f"{figure:>12.3f}" for figure in figures)
+            + f"{line.overhead_share:>12.1%}{line.per_tensor_microseconds:>12.1f}"
+        )
+    for line in lines:
+        if line.hot_lines:
+            text += ["", f"{line.case}: beside the named calls"]
+            text += [f"  {share:>6.1%}  {place}" for place, share in line.hot_lines]
+    text += ["", "aims", *goals.table(aims)]
+    return "\n".join(text)
+
+
+def draw(lines: Sequence[Line], path: Path) -> None:
+    """CPU seconds by kind, stacked, and the wall time as a mark."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(lines), figsize=(3 * len(lines), 3.6))
+    colours = ("#2f6f4f", "#5b8fb9", "#9aa5b1", "#d9b44a", "#b3402a")
+    for axis, line in zip(axes, lines, strict=True):
+        figures = {**line.cpu_seconds, "beside": line.overhead_seconds}
+        bars = axis.bar(list(figures), list(figures.values()), color=colours)
+        axis.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
+        axis.axhline(line.wall_seconds, color="#333333", linestyle="--", linewidth=1)
+        axis.set_title(f"{line.case}\nCPU s (line: wall)", loc="left", fontsize=9)
+        axis.tick_params(axis="x", labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One module per third party; each imports it only when it is used."""

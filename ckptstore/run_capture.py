@@ -1,0 +1,155 @@
+"""What a run keeps between saves: memory that states are copied into, and the thread that writes them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptstore import refs
+from ckptstore.arguments import check_metadata, check_metrics
+from ckptstore.checkpoint import Checkpoint
+from ckptstore.errors import UnsupportedValueError
+from ckptstore.model.ids import Attempt
+from ckptstore.pending import PendingSave
+from ckptstore.ranks import RankOptions, Ranks, tell_place
+from ckptstore.run_sessions import RunSessions
+from ckptstore.save.arena import Arena, default_capture_bytes
+from ckptstore.save.capture import Waves, capture, room_for
+from ckptstore.save.commit import SaveRequest
+from ckptstore.save.cut import Share, cut
+from ckptstore.save.flatten import FlatState, flatten_state
+from ckptstore.save.lane import Lane
+from ckptstore.save.options import IN_FLIGHT, SaveOptions
+from ckptstore.save.work import Progress, Work
+
+if TYPE_CHECKING:
+    from ckptstore.store import Store
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller gave to :meth:`ckptstore.Run.save`."""
+
+    step: int
+    state: Any
+    metrics: Mapping[str, int | float] | None
+    metadata: Mapping[str, Any] | None
+    tags: tuple[str, ...]
+    bases: tuple[Checkpoint, ...]
+    allow_pickle: bool
+    origin: str
+
+
+class RunCapture(RunSessions):
+    """From the state that a caller gives to what is written of it."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        options: RankOptions | None = None,
+        saving: SaveOptions | None = None,
+    ) -> None:
+        super().__init__(store, name, options, saving)
+        self._pendings: collections.deque[PendingSave] = collections.deque()
+        self._own_lane: Lane | None = None
+        self._own_arena: Arena | None = None
+        self._captured_bytes = 0  # of the last save
+
+    @property
+    def _arena(self) -> Arena:
+        """Memory for captures, made at the first."""
+        if self._own_arena is None:
+            self._own_arena = Arena(self._saving.capture_bytes or default_capture_bytes())
+        return self._own_arena
+
+    @property
+    def _lane(self) -> Lane:
+        """Where saves are finished; a forked child has one of its own."""
+        if self._own_lane is None or not self._own_lane.is_mine:
+            self._own_lane, self._own_arena = Lane(f"ckptstore {self.name[:40]}"), None
+            self._pendings.clear()
+        return self._own_lane
+
+    def prepare(self, state: Any) -> None:
+        """Allocates and touches the memory that saves of `state` will be captured in, in the background.
+
+        Touching memory for the first time takes longer than copying into it; :meth:`restore` does this by
+        itself.
+        """
+        given = Given(0, state, None, None, (), (), True, "save")
+        ranks = self._ranks
+        _, flat = self._prepare(given, ranks)
+        self._touch(_expected_bytes(flat, ranks.world_size), IN_FLIGHT)
+
+    def _touch(self, nbytes: int, count: int) -> None:
+        arena = self._arena
+        self._lane.submit(lambda: arena.prepare(nbytes, count))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._lane.wait_below(1, timeout)
+
+    def _prepare(self, given: Given, ranks: Ranks) -> tuple[SaveRequest, FlatState]:
+        """Everything that can be refused is refused here, before anything is written."""
+        not_captured: tuple[str, ...] = ()
+        state = given.state
+        tell_place(state, (ranks.rank, ranks.world_size))
+        if callable(getattr(state, "capture_state", None)):
+            state, not_captured = state.capture_state(given.step)
+        flat = flatten_state(
+            state,
+            self._tier.marker.chunk_bytes,
+            allow_pickle=given.allow_pickle,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+        uncovered = flat.layout.check_coverage() if ranks.world_size == 1 else []
+        if uncovered:
+            raise UnsupportedValueError(
+                f"shards are missing of what one rank alone saves: {'; '.join(uncovered[:8])}",
+                hint="several ranks save together under torch.distributed, or by rank=, world_size= and "
+                "session_key= of store.run",
+            )
+        plain = dict(given.metadata or {})
+        check_metadata(plain)
+        request = SaveRequest(
+            step=given.step,
+            metrics=check_metrics(given.metrics or {}),
+            metadata=plain,
+            tags=tuple(sorted({refs.check_tag(tag) for tag in given.tags})),
+            origin=given.origin,
+            not_captured=not_captured,
+        )
+        return request, flat
+
+    def _captured(
+        self, attempt: Attempt, flat: FlatState, share: Share | None, plan: int, *, live: bool
+    ) -> Work:
+        if live:
+            return Work.live(attempt, flat, share, plan=plan)
+        share = share or Share.everything(flat.layout)
+        pieces = list(cut(flat.layout, flat.sources, share))
+        waves = Waves(self._arena)
+        self._captured_bytes = room_for(pieces)
+        try:
+            capture(pieces, self._arena, waves)
+        except BaseException:
+            waves.abandon()
+            raise
+        # The live arrays are training's again: nothing here may keep them alive.
+        flat = dataclasses.replace(flat, sources=())
+        progress = Progress(sum(piece.nbytes for piece in pieces))
+        return Work(attempt, flat, share, waves, plan, in_background=True, progress=progress)
+
+
+def _expected_bytes(flat: FlatState, world_size: int) -> int:
+    """About what a capture takes: what several ranks hold whole is shared out among them."""
+    nbytes = 0
+    for tensor in flat.layout.tensors:
+        for box in tensor.boxes:
+            held = box.numel * tensor.dtype.itemsize
+            nbytes += held if box.numel < math.prod(tensor.shape) else -(-held // world_size)
+    return nbytes

@@ -1,0 +1,124 @@
+"""Copying pieces into blocks, with a few threads outside the GIL, devices meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ckptstore.pool import Pool, cores
+from ckptstore.save.arena import Block, Bytes
+from ckptstore.save.cut import Piece
+from ckptstore.save.device import DeviceCopies
+from ckptstore.save.packing import Unit, Wave
+
+_JOB_BYTES = 8 << 20
+_PARALLEL_BYTES = 32 << 20  # below, starting threads takes longer than they save
+_THREAD_BYTES = 128 << 10  # a smaller piece is copied faster than the GIL is given up and taken again
+_MAX_COPIERS = 4  # more do not copy faster than memory gives
+
+Job = Callable[[], None]
+
+
+def copy_wave(
+    wave: Wave, blocks: Sequence[Block], copies: DeviceCopies, *, threads: int | None = None
+) -> None:
+    """Copies all pieces of a wave into its blocks; from then on they are views of those.
+
+    Args:
+        wave: its device tensors were forked by `copies`.
+        blocks: as many as the wave takes.
+        threads: that copy; a few of the cores if not given.
+    """
+    targets = [_target(unit, blocks) for unit in wave.units]
+    for unit, target in zip(wave.units, targets, strict=True):
+        if unit.device is not None:
+            if unit.device.type == "cuda":
+                blocks[unit.block].pin()
+            copies.copy(unit.pieces, target)
+    jobs: list[Job] = []
+    settled: list[tuple[Unit, Bytes]] = []
+    total = 0
+    for unit, target in zip(wave.units, targets, strict=True):
+        if unit.device is None and unit.nbytes < _THREAD_BYTES * len(unit.pieces):
+            # At once, in this thread: threads that copied meanwhile would wait for the GIL it holds.
+            _copy_small(unit.pieces, target)
+            continue
+        settled.append((unit, target))
+        if unit.device is None:
+            total += unit.nbytes
+            jobs += _jobs(unit, target)
+    threads = min(_MAX_COPIERS, cores()) if threads is None else threads
+    _run(jobs, threads if total >= _PARALLEL_BYTES else 1)
+    copies.join(wave.devices)
+    for unit, target in settled:
+        _settle(unit.pieces, target)
+
+
+def _target(unit: Unit, blocks: Sequence[Block]) -> Bytes:
+    return blocks[unit.block].array[unit.offset : unit.offset + unit.nbytes]
+
+
+def _copy_small(pieces: Sequence[Piece], target: Bytes) -> None:
+    memory = target.data
+    start = 0
+    for piece in pieces:  # a microsecond each
+        end = start + piece.nbytes
+        source = piece.view
+        if source is None:
+            source = piece.data().cast("B")
+            piece.source = None
+        piece.view = view = memory[start:end]
+        view[:] = source
+        piece.tensor = None
+        piece.start = 0
+        start = end
+
+
+def _settle(pieces: Sequence[Piece], target: Bytes) -> None:
+    memory = target.data
+    start = 0
+    for piece in pieces:
+        end = start + piece.nbytes
+        piece.view, piece.source, piece.tensor, piece.start = memory[start:end], None, None, 0
+        start = end
+
+
+def _jobs(unit: Unit, target: Bytes) -> Iterator[Job]:
+    start = 0
+    for piece in unit.pieces:
+        part = target[start : start + piece.nbytes]
+        if piece.source is not None:
+            yield functools.partial(_fetch, piece, part)
+        else:
+            source = np.frombuffer(piece.data(), np.uint8)
+            for begin in range(0, len(source), _JOB_BYTES):
+                end = begin + _JOB_BYTES
+                yield functools.partial(np.copyto, part[begin:end], source[begin:end])
+        start += piece.nbytes
+
+
+def _fetch(piece: Piece, target: Bytes) -> None:
+    np.copyto(target, np.frombuffer(piece.data(), np.uint8))
+
+
+def _run(jobs: Sequence[Job], threads: int) -> None:
+    """Does all jobs; this thread takes its share of them."""
+    left = iter(jobs)
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                job = next(left, None)
+            if job is None:
+                return
+            job()
+
+    with Pool(max(threads - 1, 1), name="ckptstore-capture") as pool:
+        for _ in range(min(threads, len(jobs)) - 1):
+            pool.submit(work)
+        work()
+        pool.drain()

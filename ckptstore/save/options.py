@@ -1,0 +1,46 @@
+"""How a run saves: what callers say to :meth:`ckptstore.Store.run`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+from ckptstore.errors import UsageError
+
+CaptureMode = Literal["copy", "overlap"]
+OnBusy = Literal["wait", "skip", "error"]
+OnError = Literal["raise", "warn"]
+
+_LEAST_CAPTURE_BYTES = 1 << 20
+
+IN_FLIGHT = 2
+"""So many saves may be captured and not yet ended; each has its own buffers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """See :meth:`ckptstore.Store.run`.
+
+    Raises:
+        UsageError: not one of the choices, or no number.
+    """
+
+    capture: CaptureMode = "copy"
+    capture_bytes: int | None = None
+    on_busy: OnBusy = "wait"
+    on_error: OnError = "raise"
+    max_failures: int = 3
+    save_every: int | str | None = None
+
+    def __post_init__(self) -> None:
+        choices = (("capture", CaptureMode), ("on_busy", OnBusy), ("on_error", OnError))
+        for name, choice in choices:
+            given, allowed = getattr(self, name), get_args(choice)
+            if given not in allowed:
+                raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {given!r}")
+        for name, least in (("capture_bytes", _LEAST_CAPTURE_BYTES), ("max_failures", 1)):
+            number = getattr(self, name)
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+                raise UsageError(f"{name} must be an int of at least {least}, not {number!r}")

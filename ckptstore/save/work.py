@@ -1,0 +1,61 @@
+"""What one rank has to store in one save, on its way from training to the tier."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from ckptstore.model.ids import Attempt
+from ckptstore.save.capture import Waves
+from ckptstore.save.cut import Share, cut
+from ckptstore.save.flatten import FlatState
+
+
+class Progress:
+    """How many bytes of a save have been stored, or found stored; written by several threads."""
+
+    def __init__(self, total_bytes: int = 0) -> None:
+        self.total_bytes = total_bytes
+        self._done = 0
+        self._lock = threading.Lock()
+
+    @property
+    def done_bytes(self) -> int:
+        """So many so far."""
+        return self._done
+
+    def add(self, nbytes: int) -> None:
+        """So many more."""
+        with self._lock:
+            self._done += nbytes
+
+
+@dataclasses.dataclass(slots=True)
+class Work:
+    """One rank's share of one attempt.
+
+    Attributes:
+        flat: what it holds; its live arrays are needed no longer.
+        share: what of that it writes and compares.
+        waves: the chunks in the share, in one go or in several.
+        plan: the number of the plan that the share follows; 0: none.
+        captured_seconds: how long training was kept waiting.
+        in_background: the threads that write give way to training.
+    """
+
+    attempt: Attempt
+    flat: FlatState
+    share: Share
+    waves: Waves
+    plan: int = 0
+    captured_seconds: float = 0.0
+    in_background: bool = False
+    progress: Progress = dataclasses.field(default_factory=Progress)
+
+    @classmethod
+    def live(cls, attempt: Attempt, flat: FlatState, share: Share | None = None, *, plan: int = 0) -> Work:
+        """Of a state that stays as it is until the save has ended; everything unless `share` is given."""
+        share = share or Share.everything(flat.layout)
+        pieces = list(cut(flat.layout, flat.sources, share))
+        progress = Progress(sum(piece.nbytes for piece in pieces))
+        return cls(attempt, flat, share, Waves.live(pieces), plan, progress=progress)

@@ -1,0 +1,221 @@
+"""`capture="overlap"`: what only an optimizer's update changes is copied while the next step computes.
+
+Between two updates, forward and backward read parameters and optimizer state and do not write them. So
+their copy may go on after `save` has returned, if the update waits for it. What may change at any other
+time (buffers, counters, everything that this module does not know) is copied before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ckptstore.torch.train_state import TrainState
+
+logger = logging.getLogger(__name__)
+
+
+class Waitable(Protocol):
+    """A capture under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether tensors may change."""
+
+    def wait(self) -> None:
+        """Returns when they may."""
+
+
+class UpdateGate:
+    """Makes every update wait for the captures under way.
+
+    The hook is torch's global one: it also stops optimizers that are not in the state and train the same
+    parameters. While no capture is under way it costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[Waitable] = []
+        self._lock = threading.Lock()
+        self._changing = threading.RLock()
+        self._depth = 0
+        self._hook: Any = None
+        self._said: set[str] = set()
+
+    def deferrable(self, state: Any) -> tuple[frozenset[int], str | None]:
+        """What of a state may be copied after `save` has returned.
+
+        Args:
+            state: what the caller gave to `save`: a TrainState, or nested dicts and lists with modules and
+                optimizers in them.
+
+        Returns:
+            Data pointers of the storages of parameters that an optimizer in the state trains, and of that
+            optimizer's state; and, if there are none, why, in a clause. The reason is None inside
+            `lock()`: there all is copied at once, since the caller changes tensors itself.
+        """
+        with self._changing:
+            if self._depth:
+                return frozenset(), None
+        modules, optimizers, reason = _trained(state)
+        reason = reason or _reason_against(optimizers)
+        storages = frozenset[int]() if reason else _storages(modules, optimizers)
+        if reason and reason not in self._said:
+            self._said.add(reason)
+            logger.warning('capture="overlap": all is copied before save returns, because %s', reason)
+        return storages, reason
+
+    def hold(self, capturing: Waitable) -> None:
+        """Updates wait for this capture from now on; call it in the thread that trains, in `save`."""
+        with self._lock:
+            self._held = [held for held in self._held if not held.done]
+            if capturing.done:
+                return
+            self._held.append(capturing)
+            if self._hook is None:
+                self._hook = register_optimizer_step_pre_hook(_hook_of(weakref.ref(self)))
+                weakref.finalize(self, self._hook.remove)
+
+    def wait(self) -> None:
+        """Returns when no capture is under way; call it before tensors are loaded or changed."""
+        with self._lock:
+            held = list(self._held)
+        for capturing in held:
+            capturing.wait()
+        if held:
+            with self._lock:
+                self._held = [capturing for capturing in self._held if not capturing.done]
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """For code that changes tensors without an optimizer's `step`; a save inside copies all at once."""
+        with self._changing:
+            self.wait()
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    def close(self) -> None:
+        """Waits, and takes the hook away."""
+        self.wait()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+def _hook_of(found: weakref.ref[UpdateGate]) -> Any:
+    def wait_for_captures(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        gate = found()
+        if gate is not None:
+            gate.wait()
+
+    # A compiled step would trace the hook once and never wait again.
+    return torch.compiler.disable(wait_for_captures)
+
+
+def _trained(state: Any) -> tuple[list[nn.Module], dict[str, Any], str | None]:
+    """The modules and optimizers of a state, and why it cannot be looked at."""
+    if isinstance(state, TrainState):
+        optimizers = {state._optimizers.label(name): part for name, part in state._optimizers.parts.items()}
+        return list(state._models.parts.values()), optimizers, None
+    modules: list[nn.Module] = []
+    found: dict[str, Any] = {}
+    _look(state, "", modules, found)
+    reason = None if found else "no optimizer is in the state"
+    return modules, found, reason
+
+
+def _look(value: Any, path: str, modules: list[nn.Module], optimizers: dict[str, Any]) -> None:
+    if isinstance(value, nn.Module):
+        modules.append(value)
+    elif hasattr(value, "param_groups") and not isinstance(value, Mapping):
+        optimizers[path] = value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _look(item, f"{path}.{key}" if path else str(key), modules, optimizers)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _look(item, f"{path}.{index}", modules, optimizers)
+
+
+def _reason_against(optimizers: Mapping[str, Any]) -> str | None:
+    if not optimizers:
+        return "no optimizer is in the state"
+    for label, optimizer in optimizers.items():
+        kind = type(optimizer)
+        if not isinstance(optimizer, torch.optim.Optimizer) or not getattr(kind.step, "hooked", False):
+            return f"{label} ({kind.__name__}) is no torch.optim.Optimizer whose step can be made to wait"
+        if callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None)):
+            return f"{label} ({kind.__name__}) changes parameters in its train() and eval() too"
+        for group in optimizer.param_groups:
+            if group.get("capturable"):
+                return f"{label} is capturable: inside a CUDA graph no hook is called"
+            if any(_updated_in_backward(parameter) for parameter in group["params"]):
+                return f"parameters of {label} have hooks that may update them inside backward"
+    return None
+
+
+def _updated_in_backward(parameter: torch.Tensor) -> bool:
+    return bool(
+        getattr(parameter, "_post_accumulate_grad_hooks", None)
+        # torch.distributed.optim's _apply_optimizer_in_backward
+        or getattr(parameter, "_in_backward_optimizers", None)
+    )
+
+
+def _storages(modules: Sequence[nn.Module], optimizers: Mapping[str, Any]) -> frozenset[int]:
+    found: set[int] = set()
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found.update(map(_storage, _local(parameter)))
+        for entry in optimizer.state.values():
+            found.update(_storage(part) for tensor in _tensors(entry) for part in _local(tensor))
+        # A tensor lr is written by schedulers.
+        found.difference_update(
+            _storage(part)
+            for group in optimizer.param_groups
+            for key, value in group.items()
+            if key != "params"
+            for tensor in _tensors(value)
+            for part in _local(tensor)
+        )
+    # The next forward writes buffers, also those that are views of a parameter's memory.
+    found.difference_update(
+        _storage(part) for module in modules for buffer in module.buffers() for part in _local(buffer)
+    )
+    return frozenset(found - {0})
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _local(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that hold a tensor's memory here; none for kinds that have no one storage."""
+    to_local = getattr(tensor, "to_local", None)  # DTensor
+    if callable(to_local):
+        with torch.no_grad():
+            tensor = to_local()
+    plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
+    return [tensor] if plain else []
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
