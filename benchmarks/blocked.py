@@ -1,6 +1,6 @@
 """How long a training waits at a save that goes on in the background, beside other libraries and floors.
 
-    python -m benchmarks.blocked --gib 1.5 --repeats 5 --dir /data/scratch --json out.json --plot out.png
+    python -m benchmarks.blocked --gib 1.5 --repeats 3 --dir /data/scratch --json out.json --plot out.png
 
 In each repeat every library is opened anew and saves twice: its *first* save, and a *warm* one, all bytes
 changed in between; where it can be told ahead of the first save, it is opened once more for *after prepare*.
@@ -45,7 +45,7 @@ _ORBAX = {"Orbax": "jax", "Orbax, numpy arrays": "numpy"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write what was asked for; 1 when ckptstore itself failed."""
-    parser = command.parser("blocked", __doc__, gib=1.5, repeats=5)
+    parser = command.parser("blocked", __doc__, gib=1.5, repeats=3)
     keys = [*async_peers.CANDIDATES, "orbax"]
     parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="PEER", help=", ".join(keys))
     options = parser.parse_args(arguments)

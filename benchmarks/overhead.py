@@ -21,7 +21,7 @@ import importlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -91,7 +91,8 @@ class Line:
     overhead_seconds: float
     overhead_share: float
     per_tensor_microseconds: float
-    hot_lines: list[tuple[str, float]]
+    hot_lines: dict[str, list[tuple[str, float]]]
+    """Of the caller until `save` returns, and of the background from then on: place, and its share."""
     samples: list[Sample]
 
 
@@ -131,9 +132,9 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
             saves.append(_measured_save(saver))
             disk.forget(path)
             loads.append(_measured_load(saver))
-        hot = _hot_lines(saver.save)
+        hot = _hot_lines(saver)
         count = len(list(states.tensors(state)))
-        lines += [_line(f"save, {name}", saves, count, hot), _line(f"load, {name}", loads, count, [])]
+        lines += [_line(f"save, {name}", saves, count, hot), _line(f"load, {name}", loads, count, {})]
         run.close()
         disk.remove(path)
     return lines
@@ -244,11 +245,11 @@ def _clocked(inner: Any, kind: str, meter: _Meter) -> Any:
     return call
 
 
-def _hot_lines(work: Callable[[], None]) -> list[tuple[str, float]]:
-    """Lines by their share of the CPU outside the named calls, of all threads but the caller's."""
-    spent: dict[str, float] = {}
-    done = threading.Event()
-    caller = threading.get_ident()
+def _hot_lines(saver: _Saver) -> dict[str, list[tuple[str, float]]]:
+    """Lines by their share of the CPU outside the named calls, of the caller and of the background."""
+    spent: dict[str, dict[str, float]] = {"caller": {}, "background": {}}
+    returned, done = threading.Event(), threading.Event()
+    caller = threading.current_thread()
 
     def sample() -> None:
         clocks: dict[int, float] = {}
@@ -256,7 +257,7 @@ def _hot_lines(work: Callable[[], None]) -> list[tuple[str, float]]:
             frames = sys._current_frames()
             for thread in threading.enumerate():
                 frame = frames.get(thread.ident or 0)
-                if frame is None or thread.native_id is None or thread.ident in (caller, sampler.ident):
+                if frame is None or thread.native_id is None or thread is sampler:
                     continue
                 try:
                     now = time.clock_gettime(thread_clock(thread.native_id))
@@ -264,20 +265,29 @@ def _hot_lines(work: Callable[[], None]) -> list[tuple[str, float]]:
                     continue
                 used = now - clocks.get(thread.native_id, now)
                 clocks[thread.native_id] = now
+                is_counted = thread is not caller or not returned.is_set()
                 # Within a named call the clock around it is the innermost Python frame.
-                if used > 0 and frame.f_code.co_filename != __file__:
+                if used > 0 and is_counted and frame.f_code.co_filename != __file__:
+                    places = spent["caller" if thread is caller else "background"]
                     place = _place(frame)
-                    spent[place] = spent.get(place, 0.0) + used
+                    places[place] = places.get(place, 0.0) + used
             del frames, frame
 
+    saver.change()
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
     try:
         with _timed_calls(_Meter()):
-            work()
+            saver.begin()
+            returned.set()
+            saver.wait()
     finally:
         done.set()
         sampler.join()
+    return {part: _most(places) for part, places in spent.items()}
+
+
+def _most(spent: dict[str, float]) -> list[tuple[str, float]]:
     total = sum(spent.values()) or 1.0
     most = sorted(spent.items(), key=lambda entry: -entry[1])[:_SHOWN_LINES]
     return [(place, used / total) for place, used in most]
@@ -288,7 +298,7 @@ def _place(frame: FrameType) -> str:
     return f"{path.parent.name}/{path.name}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
-def _line(case: str, samples: list[Sample], tensors: int, hot: list[tuple[str, float]]) -> Line:
+def _line(case: str, samples: list[Sample], tensors: int, hot: dict[str, list[tuple[str, float]]]) -> Line:
     overhead = median(sample.overhead_seconds for sample in samples)
     blocked = median(sample.blocked_seconds for sample in samples)
     return Line(
@@ -325,9 +335,9 @@ def table(lines: Sequence[Line], aims: Sequence[Goal]) -> str:
             + f"{line.overhead_share:>12.1%}{line.per_tensor_microseconds:>12.1f}"
         )
     for line in lines:
-        if line.hot_lines:
-            text += ["", f"{line.case}: beside the named calls"]
-            text += [f"  {share:>6.1%}  {place}" for place, share in line.hot_lines]
+        for part, places in line.hot_lines.items():
+            text += ["", f"{line.case}, {part}: CPU beside the named calls"]
+            text += [f"  {share:>6.1%}  {place}" for place, share in places]
     text += ["", "aims", *goals.table(aims)]
     return "\n".join(text)
 

@@ -41,7 +41,7 @@ def draw(report: Report, path: Path, title: str, *, seconds: bool = False) -> No
         if floor:
             bound = floor.seconds if seconds else floor.gib_per_second
             axis.axvline(bound, color=_FLOOR_COLOUR, linestyle="--", linewidth=1, label=floor.name)
-            axis.legend(loc="lower right", fontsize=8, frameon=False)
+            axis.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, fontsize=8, frameon=False)
         is_marked = any(line.mark == report.pale for line in here)
         note = f" (pale: {report.mark_head}? {report.pale})" if is_marked else ""
         axis.set_title(f"{row}{note}", loc="left", fontsize=10)

@@ -1,6 +1,6 @@
 """Save and load beside other libraries and beside the floors, on one state, in one run.
 
-    python -m benchmarks.save_load --gib 1.5 --repeats 5 --dir /data/scratch --json out.json --plot out.png
+    python -m benchmarks.save_load --gib 1.5 --repeats 3 --dir /data/scratch --json out.json --plot out.png
 
 Repeats are interleaved: each one measures every floor and every peer once, the peers in another order, so
 that a slow minute of the machine meets all of them. Disk use stays below three times the state.
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command.parser("save_load", __doc__, gib=1.5, repeats=5)
+    parser = command.parser("save_load", __doc__, gib=1.5, repeats=3)
     parser.add_argument("--no-floors", action="store_true", help="leave the floors out")
     keys = [candidate.key for candidate in peers.CANDIDATES]
     parser.add_argument("--only", nargs="+", choices=keys, default=[], metavar="PEER", help=", ".join(keys))

@@ -1,6 +1,6 @@
 """What the shape of a state costs: many small tensors against one, and a state of which most does not change.
 
-    python -m benchmarks.shapes --gib 1.5 --repeats 5 --dir /data/scratch --json out.json --plot out.png
+    python -m benchmarks.shapes --gib 1.5 --repeats 3 --dir /data/scratch --json out.json --plot out.png
 
 *Small*: 10,000 tensors of 1 KiB, and one tensor of the same bytes, saved in turn. *Frozen*: an AdamW state
 of which a head (1 % of the bytes) is trained, saved after all of it changed, and after the head changed; and,
@@ -112,7 +112,11 @@ class OurSaver:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write what was asked for; 1 when ckptstore itself failed."""
-    options = command.parser("shapes", __doc__, gib=1.5, repeats=5).parse_args(arguments)
+    parser = command.parser("shapes", __doc__, gib=1.5, repeats=3)
+    parser.add_argument(
+        "--small-repeats", type=int, default=7, help="repeats of the small tensors alone (default 7)"
+    )
+    options = parser.parse_args(arguments)
     with command.scratch(options.dir, "shapes") as folder:
         command.require_space(folder, int(5 * options.gib * GIB))
         environment = command.environment(folder)
@@ -149,9 +153,9 @@ def _run(options: argparse.Namespace, folder: Path) -> tuple[list[Line], dict[st
 
     small = {"model": {f"tensor.{n:05}": torch.rand(_SMALL_ELEMENTS) for n in range(_SMALL_COUNT)}}
     one = {"model": {"tensor": torch.rand(_SMALL_COUNT * _SMALL_ELEMENTS)}}
-    for number in range(options.repeats + 1):  # the first is a warm-up
+    for number in range(options.small_repeats + 1):  # the first is a warm-up
         for saver in _shuffled(savers, options.seed + number):
-            say(f"small, repeat {number} of {options.repeats}: {saver.name}")
+            say(f"small, repeat {number} of {options.small_repeats}: {saver.name}")
             _change([*states.flat(small).values(), *states.flat(one).values()])
             with _Kept(saver, savers, samples, skipped):
                 found = (*saver.save(small, "small"), *saver.save(one, "one"))
@@ -312,10 +316,10 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 1.2 + 0.55 * len({line.name for line in lines})))
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 1.2 + 0.55 * (1 + len({line.name for line in lines}))))
     legends = ("10,000 x 1 KiB", "one tensor"), ("1 % changed", "all changed")
-    for axis, row, (first, against) in zip(axes, (SMALL, FROZEN), legends, strict=True):
-        here = [line for line in lines if line.row == row]
+    for axis, rows, (first, against) in zip(axes, ((SMALL,), (FROZEN, ADAPTERS)), legends, strict=True):
+        here = [line for line in lines if line.row in rows]
         places = range(len(here))
         colours = ["#2f6f4f" if line.name == OURS else "#7b8794" for line in here]
         bars = axis.barh([p - 0.2 for p in places], [line.seconds for line in here], 0.38, color=colours)
@@ -323,11 +327,13 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         pale = ["#a8cbb9" if line.name == OURS else "#d9dee3" for line in here]
         bars = axis.barh([p + 0.2 for p in places], [line.against_seconds for line in here], 0.38, color=pale)
         axis.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
-        axis.set_yticks(list(places), [line.name for line in here])
+        names = [f"{line.name}, adapters" if line.row == ADAPTERS else line.name for line in here]
+        axis.set_yticks(list(places), names)
         axis.set_title(f"seconds: {first} (dark), {against} (pale)", loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.12)
         axis.invert_yaxis()
+    axes[0].set_xscale("log")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

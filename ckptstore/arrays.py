@@ -42,7 +42,8 @@ class ArrayInfo:
     Attributes:
         kind: "torch" or "numpy".
         detail: the numpy dtype string, where it says more than `dtype` (byte order, datetime unit).
-        tie: equal for tensors that are the same memory seen the same way, else None.
+        tie: equal for tensors that are the same memory seen the same way; it begins with the address. None
+            where there is no memory.
     """
 
     dtype: DType
@@ -256,7 +257,7 @@ def _describe_numpy(value: npt.NDArray[Any], path: StatePath) -> ArrayInfo:
     detail = dtype.str if dtype.kind in "biufcmM" else name
     tie = None
     if value.size:
-        tie = ("numpy", value.__array_interface__["data"][0], value.shape, value.strides, dtype.str)
+        tie = (value.__array_interface__["data"][0], "numpy", value.shape, value.strides, dtype.str)
     return ArrayInfo(found, value.shape, "numpy", detail, tie)
 
 

@@ -73,7 +73,7 @@ class Run(RunCapture):
     ) -> None:
         super().__init__(store, name, options, saving)
         self._saver: RankedSaver | None = None
-        self._failures = 0  # in a row
+        self._failed_in_a_row = 0  # in a row
 
     # --- saving -------------------------------------------------------------------------------
 
@@ -132,12 +132,18 @@ class Run(RunCapture):
             self._begin(pending, given, wait=wait)
         except (UnsupportedValueError, UsageError, BusyError):
             raise
-        except BaseException as error:  # noqa: BLE001 - it is the pending save's to tell
-            self._pendings.append(pending)
-            self._failed(pending, error)
-            self._tell(number, self._ranks, self._tier.environment.monotonic() - started, error=error)
-            if not isinstance(error, CkptstoreError):
-                pending.raise_error()  # an interrupt, or a fault of our own: told here and now
+        except BaseException as error:  # it is the pending save's to tell
+            if pending in self._pendings:  # its first waves are being written: it fails there
+                if not isinstance(error, CkptstoreError):
+                    raise
+            else:
+                self._pendings.append(pending)
+                self._failed(pending, error)
+                self._tell(number, self._ranks, self._tier.environment.monotonic() - started, error=error)
+                if not isinstance(error, CkptstoreError):
+                    pending.raise_error()  # an interrupt, or a fault of our own: told here and now
+                if not wait:
+                    self._lane.submit(lambda: pending)  # at the latest when the process ends, it is told
         pending.blocked_seconds = self._tier.environment.monotonic() - started
         if wait and pending.has_untold_error:
             pending.raise_error()
@@ -153,16 +159,26 @@ class Run(RunCapture):
             session.next_attempt(given.step)
             self._skip(pending)
             return
-        request, work, saver = self._capture(session, given, ranks, prepared, live=wait)
-        work.captured_seconds = self._tier.environment.monotonic() - started
+        request, work, saver = self._work(session, given, ranks, prepared, live=wait)
         pending.progress = work.progress
         others = [checkpoint.contents for checkpoint in given.bases] if ranks.leads else []
         job = _Job(pending, session, ranks, request, work, saver, others)
-        self._pendings.append(pending)
         if wait:
+            work.captured(self._tier.environment.monotonic() - started)
+            self._pendings.append(pending)
             self._save(job)
-        else:
+            return
+
+        def hand_over() -> None:
             self._lane.submit(functools.partial(self._save, job))
+            self._pendings.append(pending)
+
+        try:
+            self._capture(work, started, hand_over)
+        except BaseException as error:
+            if saver is not None and pending not in self._pendings:
+                saver.cannot(work.attempt, error)
+            raise
 
     def _has_room(self, *, wait: bool) -> bool:
         """Whether the save may begin; with ``on_busy="wait"`` it may, sooner or later."""
@@ -185,7 +201,7 @@ class Run(RunCapture):
         pending.skip(error)
         self._tell(pending.step, self._ranks, 0.0)
 
-    def _capture(
+    def _work(
         self,
         session: Session,
         given: Given,
@@ -194,11 +210,11 @@ class Run(RunCapture):
         *,
         live: bool,
     ) -> tuple[SaveRequest, Work, RankedSaver | None]:
-        """From the caller's state to pieces that stay as they are, whatever training does."""
+        """What this rank has to store, and, of several, who sees to it; nothing is copied yet."""
         attempt = session.next_attempt(given.step)
         if prepared is not None:
             request, flat = prepared
-            return request, self._captured(attempt, flat, None, 0, live=live), None
+            return request, self._work_of(attempt, flat, None, 0, live=live), None
         saver = self._saver_of(session, ranks)
         try:
             if self._came_late:
@@ -209,13 +225,13 @@ class Run(RunCapture):
             raise
         share, plan = saver.agree(attempt, flat)
         try:
-            work = self._captured(attempt, flat, share, plan, live=live)
+            work = self._work_of(attempt, flat, share, plan, live=live)
         except BaseException as error:
             saver.cannot(attempt, error)
             raise
         return request, work, saver
 
-    def _save(self, job: _Job) -> None:
+    def _save(self, job: _Job) -> PendingSave:
         """The part of a save that training does not wait for; raises nothing."""
         clock = self._tier.environment.monotonic
         started = clock()
@@ -237,6 +253,7 @@ class Run(RunCapture):
             record, failure = None, error
         blocked = work.captured_seconds + (0.0 if work.in_background else clock() - started)
         self._tell(job.pending.step, job.ranks, blocked, record=record, error=failure, seconds=seconds)
+        return job.pending
 
     def _saver_of(self, session: Session, ranks: Ranks) -> RankedSaver:
         if self._saver is None or self._saver.session is not session:
@@ -250,18 +267,18 @@ class Run(RunCapture):
         facts = history.derive(record.attempt, record.metrics, record.tags, (), doomed=False)
         checkpoint = self._checkpoint(history.entry_of(record, facts))
         self._resume_point = checkpoint
-        self._failures = 0
+        self._failed_in_a_row = 0
         pending.finish(record, checkpoint)
 
     def _failed(self, pending: PendingSave, error: BaseException) -> None:
         self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)
-        self._failures += 1
+        self._failed_in_a_row += 1
         log.error("%s", error)  # at once: who waits for the handle may not look at it for long
         may_go_on = (
             self._saving.on_error == "warn"
             and isinstance(error, CkptstoreError)
             and not isinstance(error, SessionSupersededError)
-            and self._failures <= self._saving.max_failures
+            and self._failed_in_a_row <= self._saving.max_failures
         )
         pending.fail(error, told=may_go_on or is_only_late(error))
 
@@ -329,6 +346,7 @@ class Run(RunCapture):
             NotFoundError: no such checkpoint.
             ConflictError: it cannot be restored.
         """
+        self.wait()  # it may be one of the saves under way
         checkpoint = self._find_together("rewind", lambda: self._to_go_back_to(which))
         self._open_session(checkpoint, rewound=True)
         return checkpoint
@@ -349,6 +367,7 @@ class Run(RunCapture):
             ConflictError: this run has checkpoints already.
             SaveFailedError: the source is being deleted or is damaged.
         """
+        self.wait()  # a save under way makes a history, too
         forked = self._find_together("fork", lambda: self._fork(source))
         if self._ranks.world_size > 1:
             # The session of the fork was rank 0's alone: all open the next one together.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptstore import refs
@@ -23,7 +23,7 @@ from ckptstore.save.cut import Share, cut
 from ckptstore.save.flatten import FlatState, flatten_state
 from ckptstore.save.lane import Lane
 from ckptstore.save.options import IN_FLIGHT, SaveOptions
-from ckptstore.save.work import Progress, Work
+from ckptstore.save.work import Work
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -125,24 +125,45 @@ class RunCapture(RunSessions):
         )
         return request, flat
 
-    def _captured(
+    def _work_of(
         self, attempt: Attempt, flat: FlatState, share: Share | None, plan: int, *, live: bool
     ) -> Work:
         if live:
             return Work.live(attempt, flat, share, plan=plan)
         share = share or Share.everything(flat.layout)
-        pieces = list(cut(flat.layout, flat.sources, share))
-        waves = Waves(self._arena)
+        return Work(attempt, flat, share, Waves(self._arena), plan, in_background=True)
+
+    def _capture(self, work: Work, began: float, hand_over: Callable[[], None]) -> None:
+        """Copies what is to be stored.
+
+        Args:
+            began: when training began to wait.
+            hand_over: called once, when all is copied, or before that if someone must write the first of it
+                to make room for the rest.
+        """
+        pieces = list(cut(work.flat.layout, work.flat.sources, work.share))
+        # The live arrays are training's: nothing may keep them alive once they are copied.
+        work.flat = dataclasses.replace(work.flat, sources=())
+        work.progress.total_bytes = sum(piece.nbytes for piece in pieces)
         self._captured_bytes = room_for(pieces)
+        handed_over = False
+
+        def started() -> None:
+            nonlocal handed_over
+            hand_over()
+            handed_over = True
+
         try:
-            capture(pieces, self._arena, waves)
+            try:
+                capture(pieces, self._arena, work.waves, started=started)
+            finally:
+                work.captured(self._tier.environment.monotonic() - began)
+            if not handed_over:
+                started()
         except BaseException:
-            waves.abandon()
+            if not handed_over:
+                work.waves.abandon()
             raise
-        # The live arrays are training's again: nothing here may keep them alive.
-        flat = dataclasses.replace(flat, sources=())
-        progress = Progress(sum(piece.nbytes for piece in pieces))
-        return Work(attempt, flat, share, waves, plan, in_background=True, progress=progress)
 
 
 def _expected_bytes(flat: FlatState, world_size: int) -> int:

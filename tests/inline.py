@@ -62,7 +62,7 @@ _POOLS = (
 
 def lanes_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves end within the call of save, though they are captured as always."""
-    monkeypatch.setattr("ckptstore.run.Lane", InlineLane)
+    monkeypatch.setattr("ckptstore.run_capture.Lane", InlineLane)
 
 
 def all_inline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,11 +74,11 @@ def resident_pages(fd: int, offset: int, nbytes: int) -> tuple[int, int] | None:
     except (OSError, ValueError):  # no memory mapping there, or the file has just become shorter
         return None
     with mapped:
-        view = np.frombuffer(mapped, np.uint8)
-        address = view.ctypes.data
-        del view  # a mapping that is looked at cannot be closed
+        # The view is gone at the end of the line: a mapping that is looked at cannot be closed.
+        address: int = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
+        last = (length - 1) // mmap.PAGESIZE
+        pages = {last * number // (_PROBES - 1) for number in range(_PROBES)}
         found = ctypes.c_ubyte()
-        pages = np.unique(np.linspace(0, (length - 1) // mmap.PAGESIZE, _PROBES).astype(int)).tolist()
         resident = 0
         for page in pages:
             if _mincore(address + page * mmap.PAGESIZE, 1, ctypes.byref(found)) != 0:

@@ -15,7 +15,6 @@ from ckptstore.cli.table import Column, table, terminal_width
 from ckptstore.cli.text import plural, shown
 from ckptstore.model.advice import NEWEST, Advice, Choice
 from ckptstore.model.durations import duration_text
-from ckptstore.run_advice import RunAdvice
 
 _TIME = "TIME"
 _LEAST_GAIN = 0.001  # of all time; what is less is not worth a change
@@ -65,7 +64,7 @@ def advise(invocation: Invocation, /, run: str, path: Path | None, **options: An
     takes.
     """
     with invocation.open_store() as store:
-        advice = RunAdvice(store, run).advise(**options)
+        advice = store.run(run).advise(**options)
     if path is not None:
         from ckptstore.inspect.advice_plot import plot_advice
 

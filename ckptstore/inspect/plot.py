@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ckptstore.errors import BackendError, CkptstoreError, NotFoundError, UsageError
+from ckptstore.errors import NotFoundError
+from ckptstore.inspect.figures import figure_class, picture_path, plain_text, save_figure
 from ckptstore.manifest import CheckpointRow
 from ckptstore.run_view import RunView
 
-FORMATS = (".png", ".svg", ".pdf")
 MAX_PANELS = 4
 _MAX_BARS = 200
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
@@ -43,9 +41,7 @@ def plot(
         UsageError: the format is not known.
         CkptstoreError: matplotlib is not installed.
     """
-    target = Path(path)
-    if target.suffix.lower() not in FORMATS:
-        raise UsageError(f"{target.name!r} is no picture", hint=f"end it with {', '.join(FORMATS)}")
+    target = picture_path(path)
     store = run._store
     store.catalog.refresh(run.key)
     rows = store.catalog.ask(lambda manifest: manifest.checkpoints(run.key))
@@ -59,31 +55,14 @@ def plot(
             f"run {run.name!r} has no metric {missing[0]!r}", hint=f"it has {', '.join(known) or 'none'}"
         )
     chosen = tuple(metrics if metrics is not None else known[:MAX_PANELS])
-    figure = _draw(_pyplot(), run.name, rows, chosen)
-    try:
-        with warnings.catch_warnings():  # a name in a script that the font has not: boxes are drawn
-            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-            figure.savefig(target, dpi=120)
-    except OSError as error:
-        raise BackendError(f"{str(target)!r} cannot be written: {error.strerror}") from error
+    save_figure(_draw(figure_class(), run.name, rows, chosen), target)
     return chosen
 
 
-def _pyplot() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise CkptstoreError(
-            "drawing needs matplotlib, which is not installed", hint="pip install 'ckptstore[plot]'"
-        ) from error
-    return Figure
-
-
-def _draw(figure_class: Any, name: str, rows: list[CheckpointRow], metrics: tuple[str, ...]) -> Any:
+def _draw(figure: Any, name: str, rows: list[CheckpointRow], metrics: tuple[str, ...]) -> Any:
     heights = [1.6] * len(metrics) + [0.45, 1.3, 1.3]
-    # A figure of its own, without pyplot: no display is opened, and nothing global is left behind.
-    figure = figure_class(figsize=(9.5, 1.25 * sum(heights) + 0.9), layout="constrained")
-    axes = figure.subplots(len(heights), 1, sharex=True, gridspec_kw={"height_ratios": heights})
+    made = figure(figsize=(9.5, 1.25 * sum(heights) + 0.9), layout="constrained")
+    axes = made.subplots(len(heights), 1, sharex=True, gridspec_kw={"height_ratios": heights})
     for axis, metric, color in zip(axes, metrics, _LINE * len(metrics), strict=False):
         _metric(axis, rows, metric, color)
     _kept(axes[-3], rows)
@@ -98,11 +77,10 @@ def _draw(figure_class: Any, name: str, rows: list[CheckpointRow], metrics: tupl
     axes[-1].set_xlabel("step", fontsize=9)
     logical, new = sum(row.logical_bytes for row in rows), sum(row.new_bytes for row in rows)
     unit, word = _unit(logical)
-    title = (
-        f"{_plain(name)}: {len(rows)} checkpoints, {new / unit:.1f} of {logical / unit:.1f} {word} written"
-    )
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    return figure
+    written = f"{new / unit:.1f} of {logical / unit:.1f} {word} written"
+    title = f"{plain_text(name)}: {len(rows)} checkpoints, {written}"
+    made.suptitle(title, fontsize=11, x=0.01, ha="left")
+    return made
 
 
 def _metric(axis: Any, rows: list[CheckpointRow], metric: str, color: str) -> None:
@@ -112,7 +90,7 @@ def _metric(axis: Any, rows: list[CheckpointRow], metric: str, color: str) -> No
         part = sorted(point[:2] for point in points if point[2] == epoch)
         axis.plot(*zip(*part, strict=True), color=color, linewidth=1.5, marker="o", markersize=dots)
     good = [point[:2] for point in points if math.isfinite(point[1])]
-    axis.set_title(_plain(metric), loc="left", fontsize=9, pad=4)
+    axis.set_title(plain_text(metric), loc="left", fontsize=9, pad=4)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.7)
     # Which end is the better one only the user knows: both are marked.
     for choose, away in ((min, -12), (max, 6)) if len(good) > 1 else ():
@@ -137,7 +115,7 @@ def _kept(axis: Any, rows: list[CheckpointRow]) -> None:
         steps = [row.step for row in rows if row.state == state]
         axis.plot(steps, [0] * len(steps), marker, color=color, markersize=6, label=state, linestyle="none")
     for row in rows:
-        label = " ".join(("latest",) * row.is_latest + tuple(map(_plain, row.tags)))
+        label = " ".join(("latest",) * row.is_latest + tuple(map(plain_text, row.tags)))
         if label:
             axis.annotate(
                 label, (row.step, 0), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=7.5
@@ -185,9 +163,11 @@ def _stack(
         top = [low + values[index] for low, index in zip(bottom, order, strict=True)]
         if len(rows) <= _MAX_BARS:
             heights = [values[index] for index in order]
-            axis.bar(steps, heights, _width(rows), bottom=bottom, color=color, label=_plain(name))
+            axis.bar(steps, heights, _width(rows), bottom=bottom, color=color, label=plain_text(name))
         else:
-            axis.fill_between(steps, bottom, top, step="mid", color=color, linewidth=0, label=_plain(name))
+            axis.fill_between(
+                steps, bottom, top, step="mid", color=color, linewidth=0, label=plain_text(name)
+            )
         bottom = top
     axis.set_ylim(0, 1.06 * max(bottom) or 1)
 
@@ -227,9 +207,3 @@ def _unit(nbytes: int) -> tuple[int, str]:
 
 def _finite(value: float) -> float:
     return value if math.isfinite(value) else 0.0
-
-
-def _plain(text: str) -> str:
-    """A name as it is: without this, matplotlib takes dollar signs for mathematics."""
-    clean = "".join(char if char.isprintable() else "�" for char in text).replace("$", r"\$")
-    return clean if len(clean) <= 60 else clean[:59] + "…"

@@ -46,9 +46,16 @@ def unwritable(held: Held) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def memory_of(held: Held, path: StatePath) -> tuple[Any, ...] | None:
-    """Equal for targets that are the same memory of the same tensor; None where there is no memory."""
-    ties = tuple((box.offsets, arrays.describe(array, path).tie) for box, array in held.parts)
+def memory_of(held: Held, path: StatePath, info: arrays.ArrayInfo) -> tuple[Any, ...] | None:
+    """Equal for targets that are the same memory of the same tensor; None where there is no memory.
+
+    Args:
+        info: of ``held.array``.
+    """
+    ties = tuple(
+        (box.offsets, (info if array is held.array else arrays.describe(array, path)).tie)
+        for box, array in held.parts
+    )
     return (held.shape, *ties) if ties and all(tie is not None for _, tie in ties) else None
 
 

@@ -25,7 +25,7 @@ from ckptstore.load.mismatch import SHOWN, raise_mismatch, unlike_array, unlike_
 from ckptstore.load.plan import Want
 from ckptstore.load.saved import OwnParts, Saved, own_parts
 from ckptstore.load.select import Selection
-from ckptstore.model.layout import Tensor, assign_names
+from ckptstore.model.layout import assign_names
 from ckptstore.model.plain import Composite, StatePath, show_path
 from ckptstore.model.targets import LOAD, LoadLike
 from ckptstore.model.unpack import walk
@@ -151,17 +151,16 @@ class Matcher:
                 self.missing.append(name)
             return
         self._taken.add(index)
-        tensor = self._layout.tensors[index]
         held = held_in(value, path)
         info = arrays.describe(held.array, path)
         reason = unlike_array(held, info.dtype.name, self._contents, index, name, self._selection)
         if reason is not None:
             self._problems.append(f"{name}: {reason}")
             return
-        tie = memory_of(held, path)
+        tie = memory_of(held, path, info)
         if tie is not None and self._is_filled_already(tie, index, name):
             return
-        self._fill(held, index, tensor, self.wants, cast=info.dtype.name != tensor.dtype.name)
+        self._fill(held, index, self.wants, cast=info.dtype is not self._layout.heads.dtypes[index])
 
     def _is_filled_already(self, tie: tuple[Any, ...], index: int, name: str) -> bool:
         """Whether this memory is filled under another name; a conflict if by another tensor."""
@@ -185,8 +184,8 @@ class Matcher:
         first = self._layout.chunks.first
         return [bytes(d) for d in self._contents.digests[int(first[index]) : int(first[index + 1])]]
 
-    def _fill(self, held: Held, index: int, tensor: Tensor, wants: list[Want], *, cast: bool) -> None:
-        if not tensor.nbytes:
+    def _fill(self, held: Held, index: int, wants: list[Want], *, cast: bool) -> None:
+        if 0 in held.shape:
             return
         for box, array in held.parts:
             raw = None if cast else arrays.raw_view(array)
@@ -213,7 +212,7 @@ class Matcher:
             if reason is not None:
                 self._problems.append(f"{_name_of(path)}: {reason}")
             else:
-                self._fill(held, saved.index, tensor, self.builder.wants, cast=False)
+                self._fill(held, saved.index, self.builder.wants, cast=False)
         return self._made_like[key]
 
     # --- everything else ----------------------------------------------------------------------

@@ -65,11 +65,12 @@ def unlike_array(
         index: the tensor's row in the layout.
         name: as the state has it.
     """
-    tensor = contents.layout.tensors[index]
-    if held.shape != tensor.shape:
-        return unlike_shape(held.shape, tensor.shape)
-    if dtype != tensor.dtype.name and not selection.may_cast(name):
-        return f"dtype {dtype} here, {tensor.dtype.name} in the checkpoint (cast={name!r} converts it)"
+    heads = contents.layout.heads
+    if held.shape != heads.shapes[index]:
+        return unlike_shape(held.shape, heads.shapes[index])
+    stored = heads.dtypes[index].name
+    if dtype != stored and not selection.may_cast(name):
+        return f"dtype {dtype} here, {stored} in the checkpoint (cast={name!r} converts it)"
     return unwritable(held) or _unlike_dates(held.array, contents, index)
 
 
@@ -81,7 +82,7 @@ def unlike_shape(here: Sequence[int], there: Sequence[int]) -> str:
 def _unlike_dates(value: Any, contents: Contents, index: int) -> str | None:
     """Dates and times are stored as numbers of a unit: another unit would be another time."""
     # Only numpy arrays have such units; for all else the tree need not be decoded for them once more.
-    is_numpy = contents.layout.tensors[index].kind == "numpy"
+    is_numpy = contents.layout.heads.kinds[index] == "numpy"
     detail = contents.details.get(index) if is_numpy else None
     here = value.dtype.newbyteorder("=") if isinstance(value, np.ndarray) else None
     there = np.dtype(detail).newbyteorder("=") if detail is not None and detail[1:2] in "mM" else None

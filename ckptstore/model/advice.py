@@ -209,9 +209,9 @@ def _is_time(seconds: float) -> bool:
 
 def _pause_and_background(timings: Mapping[str, float]) -> tuple[float, float | None]:
     """Seconds of both; no background where training waited for all of it."""
-    total = sum(timings.values())
     pause = timings.get(CAPTURE)
-    return (total, None) if pause is None else (pause, total - pause)
+    behind = sum(seconds for phase, seconds in timings.items() if phase != CAPTURE)
+    return (behind, None) if pause is None else (pause, behind)
 
 
 def _gaps(saves: Sequence[SaveFacts]) -> Iterator[tuple[float, float]]:

@@ -54,7 +54,8 @@ def flatten(value: Any, leaf_of: LeafOf, path: StatePath = ()) -> Any:
 
     Args:
         leaf_of: called for every value that is not a plain scalar or container; returns a Leaf to store
-            it as a tensor, another object to put in its place (it is flattened in turn), or None.
+            it as a tensor, another object to put in its place (it is flattened in turn), or None. If it
+            has a method `dict_of_leaves`, that is asked about every dict first, for its plain form or None.
 
     Raises:
         UnsupportedValueError: names the path and the type of what cannot be stored.
@@ -97,6 +98,10 @@ def _flatten_items(value: Collection[Any], leaf_of: LeafOf, path: StatePath) -> 
 
 def _flatten_dict(value: dict[Any, Any], leaf_of: LeafOf, path: StatePath) -> dict[Any, Any]:
     _check_depth(value, path)
+    at_once = getattr(leaf_of, "dict_of_leaves", None)
+    plain: dict[Any, Any] | None = at_once(value, path) if at_once is not None else None
+    if plain is not None:
+        return plain
     return {
         key if type(key) is str else _key(key, path): flatten(item, leaf_of, (*path, key))
         for key, item in value.items()
@@ -261,20 +266,16 @@ def _pack(plain: Any) -> bytes:
     return _packer(_default)(plain)
 
 
+def reference(leaf: Leaf) -> msgpack.ExtType:
+    """What stands in a packed tree for a leaf that has been numbered."""
+    if leaf.index < 0:
+        raise AssertionError(f"leaf {show_path(leaf.path)} has no index")
+    return msgpack.ExtType(EXT_TENSOR, _pack([leaf.index, leaf.kind, leaf.detail]))
+
+
 def pack(plain: Any) -> bytes:
     """The plain form of :func:`flatten`, its leaves numbered, as bytes."""
-    pack_inner = _packer(_default)
-    # `ExtType(...)` checks in Python what is known here, for each tensor.
-    new, ext_type = tuple.__new__, msgpack.ExtType
-
-    def default(value: Any) -> Any:
-        if not isinstance(value, Leaf):
-            return _default(value)
-        if value.index < 0:
-            raise AssertionError(f"leaf {show_path(value.path)} has no index")
-        return new(ext_type, (EXT_TENSOR, pack_inner([value.index, value.kind, value.detail])))
-
-    return _packer(default)(plain)
+    return _packer(lambda value: reference(value) if isinstance(value, Leaf) else _default(value))(plain)
 
 
 def encode(value: Any, what: str = "value") -> bytes:

@@ -17,6 +17,7 @@ from ckptstore.save.packing import Wave, taken_bytes, units_of, waves_of
 
 log = logging.getLogger("ckptstore")
 
+_DEFERRED_BYTES = 16 << 10
 _WAVES_OF_A_BUDGET = 4  # the next are copied while the first is written
 
 
@@ -184,6 +185,8 @@ class Capturing:
 def split(pieces: Sequence[Piece], storages: Collection[int]) -> tuple[list[Piece], list[Piece]]:
     """Divides pieces into those that are copied before `save` returns and those that may be copied later.
 
+    Pieces under 16 KiB are always copied before: that takes less than to see to it later.
+
     Args:
         storages: data pointers of the storages whose tensors only an update changes.
     """
@@ -192,7 +195,9 @@ def split(pieces: Sequence[Piece], storages: Collection[int]) -> tuple[list[Piec
     for piece in pieces:
         tensor = piece.tensor
         deferrable = (
-            tensor is not None and tensor.dim() > 0 and tensor.untyped_storage().data_ptr() in storages
+            piece.nbytes >= _DEFERRED_BYTES
+            and tensor is not None
+            and tensor.untyped_storage().data_ptr() in storages
         )
         (later if deferrable else now).append(piece)
     return now, later

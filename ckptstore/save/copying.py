@@ -33,11 +33,22 @@ def copy_wave(
         threads: that copy; a few of the cores if not given.
     """
     targets = [_target(unit, blocks) for unit in wave.units]
-    for unit, target in zip(wave.units, targets, strict=True):
-        if unit.device is not None:
-            if unit.device.type == "cuda":
-                blocks[unit.block].pin()
-            copies.copy(unit.pieces, target)
+    try:
+        for unit, target in zip(wave.units, targets, strict=True):
+            if unit.device is not None:
+                if unit.device.type == "cuda":
+                    blocks[unit.block].pin()
+                copies.copy(unit.pieces, target)
+        settled = _copy_on_cpu(wave, targets, min(_MAX_COPIERS, cores()) if threads is None else threads)
+    finally:
+        # After an error too: what is under way must not write into memory that others have by then.
+        copies.join(wave.devices)
+    for unit, target in settled:
+        _settle(unit.pieces, target)
+
+
+def _copy_on_cpu(wave: Wave, targets: Sequence[Bytes], threads: int) -> list[tuple[Unit, Bytes]]:
+    """Copies what the CPU reads; returns the units whose pieces are not views of their targets yet."""
     jobs: list[Job] = []
     settled: list[tuple[Unit, Bytes]] = []
     total = 0
@@ -50,11 +61,8 @@ def copy_wave(
         if unit.device is None:
             total += unit.nbytes
             jobs += _jobs(unit, target)
-    threads = min(_MAX_COPIERS, cores()) if threads is None else threads
     _run(jobs, threads if total >= _PARALLEL_BYTES else 1)
-    copies.join(wave.devices)
-    for unit, target in settled:
-        _settle(unit.pieces, target)
+    return settled
 
 
 def _target(unit: Unit, blocks: Sequence[Block]) -> Bytes:

@@ -155,7 +155,8 @@ def flat_bytes(tensor: Any, start: int, stop: int) -> Any:
         begin = first // row
         tensor = tensor[begin : -(-(first + count) // row)].contiguous()
         first -= begin * row
-    return tensor.view(-1)[first : first + count].view(torch.uint8)
+    # Not view(-1): a single element may keep any stride there.
+    return tensor.as_strided((count,), (1,), tensor.storage_offset() + first).view(torch.uint8)
 
 
 def _side_by_side(pieces: Sequence[Piece]) -> Any:

@@ -19,7 +19,7 @@ from ckptstore.model.dtypes import BY_NAME
 from ckptstore.model.layout import Layout, printable
 from ckptstore.model.plain import MAX_TREE_BYTES, Composite, StatePath, class_path_of, show_path
 from ckptstore.model.targets import PerRankValues
-from ckptstore.save.plan import Found, Plan, SeenLeaf, Sources
+from ckptstore.save.plan import Found, LeafDict, Plan, SeenLeaf, Sources
 
 _EXTRA_STATE = "_extra_state"  # what torch.nn.Module.state_dict calls it
 
@@ -106,7 +106,7 @@ class Flattener:
         # Its leaves are numbered anew while this goes on: after an error there is none.
         before, self._plan = self._plan, None
         collector = _Collector(allow_pickle, rank, world_size, before)
-        plain = values.flatten(dict(state), collector.leaf_of)
+        plain = values.flatten(dict(state), collector)
         plan = collector.plan(chunk_bytes)
         found = collector.found
         tree = values.pack(plain)
@@ -134,10 +134,12 @@ class _Collector:
         self._rank = rank
         self._world_size = world_size
         self._before = before
-        self._known = iter(before.leaves if before is not None else ())
+        self._known = before.leaves if before is not None else []
+        self._known_dicts = before.dicts if before is not None else {}
         self._is_as_before = before is not None
+        self._made: list[tuple[dict[Any, Any], LeafDict]] = []
         torch = sys.modules.get("torch")
-        self._tensor_types = (torch.Tensor, torch.nn.Parameter) if torch is not None else ()
+        self._tensor_types = frozenset((torch.Tensor, torch.nn.Parameter) if torch is not None else ())
         self.found = Found()
 
     def plan(self, chunk_bytes: int) -> Plan:
@@ -147,12 +149,37 @@ class _Collector:
         if (
             before is not None
             and self._is_as_before
-            and next(self._known, None) is None
+            and len(self._known) == len(found.leaves)
             and before.layout.chunk_bytes == chunk_bytes
             and before.differing == found.differing
         ):
             plan = before.moved(found)
-        return plan if plan is not None else Plan.of(found, chunk_bytes)
+        if plan is not None:
+            return plan
+        for made, known in self._made:  # the references in them are those of the last time
+            made.update(zip(known.keys, known.leaves, strict=True))
+        return Plan.of(found, chunk_bytes)
+
+    def __call__(self, value: Any, path: StatePath) -> Any:
+        return self.leaf_of(value, path)
+
+    def dict_of_leaves(self, value: Mapping[Any, Any], path: StatePath) -> dict[Any, Any] | None:
+        """The plain form of a dict in which all is as it was, but for addresses; else None."""
+        found = self.found
+        known = self._known_dicts.get(len(found.leaves)) if self._is_as_before else None
+        if known is None or not known.is_at(path) or list(value) != known.keys:
+            return None
+        tensors = list(value.values())
+        if set(map(type, value)) != {str} or not self._tensor_types.issuperset(map(type, tensors)):
+            return None
+        if list(map(arrays.form_of, tensors)) != known.forms:
+            return None
+        found.leaves += known.leaves
+        found.sources += tensors
+        found.places += [tensor.data_ptr() for tensor in tensors]
+        made = dict(zip(known.keys, known.references, strict=True))
+        self._made.append((made, known))
+        return made
 
     def leaf_of(self, value: Any, path: StatePath) -> Any:
         if type(value) in self._tensor_types:
@@ -182,7 +209,7 @@ class _Collector:
             return self._leaf(path, info, _whole(info, value))
         if isinstance(value, arrays.LazyArray):
             # The same object in two places is a tied tensor, as with tensors in memory.
-            tie = ("lazy", id(value)) if 0 not in value.shape else None
+            tie = (id(value), "lazy") if 0 not in value.shape else None
             info = arrays.ArrayInfo(value.dtype, value.shape, value.kind, value.detail, tie)
             return self._leaf(path, info, _whole(info, value))
         if isinstance(value, (str, bytes, bytearray)) and type(value) in (str, bytes, bytearray):
@@ -200,38 +227,26 @@ class _Collector:
         form = arrays.form_of(value)
         if form is None:
             return None
-        leaf = next(self._known, None)
-        if (
-            leaf is None
-            or leaf.form != form
-            or leaf.path != path
-            or (leaf.spelled is not None and leaf.spelled != repr(path))
-        ):
+        leaf = self._next_known()
+        if leaf is None or leaf.form != form or not leaf.is_at(path):
             self._is_as_before = False
             leaf = SeenLeaf.of_tensor(path, form)
-            if leaf is None:
-                return None
-        found = self.found  # once per tensor: a call fewer is worth these lines
-        found.leaves.append(leaf)
-        if leaf.boxes:
-            found.sources.append(value)
-            found.places.append(value.data_ptr())
-        else:
-            found.sources.append(())
-            found.places.append(None)
+        if leaf is not None:
+            self.found.add(leaf, *((value, value.data_ptr()) if leaf.boxes else ((), None)))
         return leaf
+
+    def _next_known(self) -> SeenLeaf | None:
+        number = len(self.found.leaves)
+        return self._known[number] if number < len(self._known) else None
 
     def _leaf(self, path: StatePath, info: arrays.ArrayInfo, parts: Sequence[shards.Part]) -> SeenLeaf:
         leaf = SeenLeaf.of_parts(path, info, tuple(box for box, _ in parts))
-        known = next(self._known, None)
-        if known is not None and (known.form, known.path, known.spelled) == (leaf.form, path, leaf.spelled):
+        known = self._next_known()
+        if known is not None and known.form == leaf.form and known.is_at(path):
             leaf = known
         else:
             self._is_as_before = False
-        found = self.found
-        found.leaves.append(leaf)
-        found.sources.append(tuple(array for _, array in parts))
-        found.places.append(info.tie)
+        self.found.add(leaf, tuple(array for _, array in parts), info.tie)
         return leaf
 
     def _add_blob(self, value: str | bytes | bytearray, path: StatePath) -> SeenLeaf:

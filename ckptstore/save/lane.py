@@ -9,8 +9,9 @@ import logging
 import os
 import sys
 import threading
-import weakref
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 log = logging.getLogger("ckptstore")
 
@@ -37,18 +38,30 @@ def step_back() -> None:
         libc.syscall(number, _IOPRIO_WHO_PROCESS, thread, _IOPRIO_BEST_EFFORT_LOWEST)
 
 
+class Outcome(Protocol):
+    """What has become of a job."""
+
+    @property
+    def has_untold_error(self) -> bool:
+        """It has failed, and nobody has been told yet."""
+
+
+Job = Callable[[], Outcome | None]
+
+
 class Lane:
     """Runs jobs one after another in a thread of its own, started at the first.
 
-    When the process ends, jobs under way are waited for, at most `exit_seconds`; what is not done by then
-    is said loudly, and lost.
+    When the process ends, jobs under way are waited for, at most `exit_seconds`. What is not done by then,
+    or has failed and was told to nobody, is said loudly, and the process ends with exit code 1.
     """
 
-    def __init__(self, name: str, exit_seconds: float = EXIT_SECONDS) -> None:
+    def __init__(self, name: str, exit_seconds: float | None = None) -> None:
         self._name = name
-        self._exit_seconds = exit_seconds
-        self._jobs: collections.deque[Callable[[], None]] = collections.deque()
+        self._exit_seconds = EXIT_SECONDS if exit_seconds is None else exit_seconds
+        self._jobs: collections.deque[Job] = collections.deque()
         self._unfinished = 0
+        self._failed: list[Outcome] = []  # as far as nobody was told
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -64,15 +77,20 @@ class Lane:
         with self._changed:
             return self._unfinished
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Adds a job; it must not raise."""
+    def submit(self, job: Job) -> None:
+        """Adds a job; what it returns may be asked later on whether its failure was told.
+
+        Raises:
+            RuntimeError: the system has no more threads; the job will not run.
+        """
         with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+                _lanes.add(self)
             self._jobs.append(job)
             self._unfinished += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
-                _lanes.add(self)
             self._changed.notify_all()
 
     def wait_below(self, count: int, timeout: float | None = None) -> bool:
@@ -86,32 +104,75 @@ class Lane:
             with self._changed:
                 if not self._changed.wait_for(lambda: self._jobs, _IDLE_SECONDS):
                     self._thread = None  # the next job starts another: an idle run holds no thread
+                    if not self._untold():
+                        _lanes.discard(self)
                     return
                 job = self._jobs.popleft()
+            outcome = None
             try:
-                job()
-            finally:
-                del job
-                with self._changed:
-                    self._unfinished -= 1
-                    self._changed.notify_all()
+                outcome = job()
+            except BaseException:  # the jobs after it are to run, whatever it was
+                log.exception("%s: a job failed", self._name)
+            del job
+            with self._changed:
+                self._failed = self._untold()
+                if outcome is not None and outcome.has_untold_error:
+                    self._failed.append(outcome)
+                del outcome
+                self._unfinished -= 1
+                self._changed.notify_all()
 
-    def finish(self) -> None:
-        """At the end of the process: waits, and says what is lost."""
-        if self.is_mine and not self.wait_below(1, self._exit_seconds):
+    def _untold(self) -> list[Outcome]:
+        return [outcome for outcome in self._failed if outcome.has_untold_error]
+
+    def finish(self) -> bool:
+        """At the end of the process: waits, and says what is lost. Whether nothing is."""
+        if not self.is_mine:
+            return True
+        began = time.monotonic()
+        try:
+            ended = self.wait_below(1, self._exit_seconds)
+        except KeyboardInterrupt:
+            ended = False
+        if not ended:
             log.error(
-                "%s: the process ends with %d saves not done after %g s; they are lost, and older "
+                "%s: the process ends with %d saves not done after %.3g s; they are lost, and older "
                 "checkpoints are untouched",
                 self._name,
                 self.unfinished,
-                self._exit_seconds,
+                time.monotonic() - began,
             )
+        with self._changed:
+            untold = self._untold()
+        for outcome in untold:
+            log.error("%s: the process ends, and nobody was told: %r", self._name, outcome)
+        return ended and not untold
 
 
-_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+_lanes: set[Lane] = set()
+"""Those with something under way, or a failure to tell: they outlive their runs."""
+
+_at_the_very_end: list[object] = []
+
+
+class _EndWithFailure:
+    """Ends the process with exit code 1 when the interpreter lets go of it.
+
+    That is when all has ended that was registered to be called at exit, and stdout and stderr are written:
+    an earlier end would cut others off, and later on nothing can set the exit code.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._getpid, self._exit = os.getpid, os._exit  # modules are empty by then
+
+    def __del__(self) -> None:
+        if self._getpid() == self._pid:
+            self._exit(1)
 
 
 @atexit.register
 def _finish_all() -> None:
-    for lane in list(_lanes):
-        lane.finish()
+    unfinished = [lane for lane in list(_lanes) if not lane.finish()]
+    if unfinished:
+        _at_the_very_end.append(_EndWithFailure())

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+import msgpack
+
 from ckptstore import arrays
+from ckptstore.model import values
 from ckptstore.model.boxes import Box, Shape
 from ckptstore.model.dtypes import DType
 from ckptstore.model.layout import Layout, Tensor, assign_names, printable
@@ -30,6 +34,10 @@ class SeenLeaf(Leaf):
     boxes: tuple[Box, ...]
     is_plain: bool = False
     spelled: str | None = None
+
+    def is_at(self, path: StatePath) -> bool:
+        """Whether its path is exactly this one."""
+        return _is_same(path, self.path, self.spelled)
 
     @classmethod
     def of_tensor(cls, path: StatePath, form: arrays.Form) -> SeenLeaf | None:
@@ -63,6 +71,10 @@ class SeenLeaf(Leaf):
             boxes=boxes,
             spelled=_spelled(path),
         )
+
+
+def _is_same(path: StatePath, known: StatePath, spelled: str | None) -> bool:
+    return path == known and (spelled is None or spelled == repr(path))
 
 
 def _spelled(path: StatePath) -> str | None:
@@ -103,7 +115,8 @@ class Found:
     Attributes:
         sources: the live arrays, one per box; of an ordinary tensor the tensor.
         places: equal for leaves of equal form that are the same memory: the address of an ordinary tensor,
-            the tie (see :class:`ckptstore.arrays.ArrayInfo`) of others; None for what is never tied.
+            the tie (see :class:`ckptstore.arrays.ArrayInfo`) of others, which begins with their address;
+            None for what is never tied.
         differing: paths under which everything may differ between ranks.
     """
 
@@ -112,13 +125,58 @@ class Found:
     places: list[Any] = dataclasses.field(default_factory=list)
     differing: set[StatePath] = dataclasses.field(default_factory=set)
 
+    def add(self, leaf: SeenLeaf, sources: Any, place: Any) -> None:
+        """One more leaf."""
+        self.leaves.append(leaf)
+        self.sources.append(sources)
+        self.places.append(place)
+
     def first_tied(self) -> list[int]:
         """Of each leaf, the first one that it is tied to; itself if there is none before it."""
+        addresses = [place if type(place) is int else place[0] for place in self.places if place is not None]
+        if len(set(addresses)) == len(addresses):
+            return list(range(len(self.places)))  # as nearly always, and much sooner known
         seen: dict[Any, int] = {}
         return [
             i if place is None else seen.setdefault((place, leaf.form) if leaf.is_plain else place, i)
             for i, (leaf, place) in enumerate(zip(self.leaves, self.places, strict=True))
         ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeafDict:
+    """A dict that had ordinary tensors under names, and nothing else: it is looked at as a whole.
+
+    Attributes:
+        path: of the dict; `spelled` as of a leaf.
+        references: what stands in the packed tree for each leaf.
+    """
+
+    path: StatePath
+    spelled: str | None
+    keys: list[str]
+    leaves: list[SeenLeaf]
+    forms: list[arrays.Form | None]
+    references: list[msgpack.ExtType]
+
+    def is_at(self, path: StatePath) -> bool:
+        """Whether its path is exactly this one."""
+        return _is_same(path, self.path, self.spelled)
+
+    @classmethod
+    def all_of(cls, leaves: Sequence[SeenLeaf]) -> dict[int, LeafDict]:
+        """Those of a state, by the number of their first leaf; some of them may be parts of dicts."""
+        found: dict[int, LeafDict] = {}
+        position = 0
+        for path, group in itertools.groupby(leaves, lambda leaf: leaf.path[:-1]):
+            own = list(group)
+            if all(leaf.is_plain and leaf.boxes and type(leaf.path[-1]) is str for leaf in own):
+                keys = [leaf.path[-1] for leaf in own]
+                forms: list[arrays.Form | None] = [leaf.form for leaf in own]
+                references = [values.reference(leaf) for leaf in own]
+                found[position] = cls(path, _spelled(path), keys, own, forms, references)
+            position += len(own)
+        return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,6 +186,7 @@ class Plan:
     Attributes:
         leaves, places, differing: as they were found.
         first_tied: of each leaf, the first one that it is tied to.
+        dicts: those of tensors alone, by the number of their first leaf.
         rows: the leaf of each tensor, in layout order.
         may_differ: names of the leaves under `differing`.
         views: the memory of each box in layout order, where that holds its bytes as they are stored.
@@ -139,6 +198,7 @@ class Plan:
     differing: set[StatePath]
     first_tied: list[int]
     layout: Layout
+    dicts: dict[int, LeafDict]
     rows: list[int]
     may_differ: tuple[str, ...]
     views: tuple[memoryview | None, ...]
@@ -175,6 +235,7 @@ class Plan:
             differing=found.differing,
             first_tied=first_tied,
             layout=Layout(tuple(tensors), tuple(aliases), chunk_bytes),
+            dicts=LeafDict.all_of(leaves),
             rows=rows,
             may_differ=_under(found.differing, names, leaves),
             views=tuple(views),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -64,8 +65,12 @@ _STEPS = 8
 _KEPT_PLANS = 4
 """Older plans than these many nobody follows."""
 
+AGREED_CALLS = 2
+"""In so many first saves of a session training waits until who writes what is agreed: the state is whole when
+the optimizer has made a step. What changes later is agreed in the background."""
+
 PLAN_DELAY = 2
-"""A plan counts from so many calls later on: those before may have been captured by the one before."""
+"""Such a plan counts from so many calls later on: those before may have been captured by the one before."""
 
 _REASONS = {DeadlineError.kind: "rank 0 did not commit it in time"}
 """What a VOID says in a word, where no part says more."""
@@ -132,8 +137,9 @@ class RankedSaver:
         self._merger = Merger()
         self._plans: list[Plan] = []
         self._layouts: list[Layout] | None = None  # what the newest agreement was made from (rank 0)
+        self._layouts_of = 0  # the call in which ranks held these
         self._unsaid: Agreement | None = None  # made since, and not heard by all yet (rank 0)
-        self._first: Room | None = None  # of the first save, between agreeing and saving
+        self._lock = threading.Lock()  # of `_plans`: training adds to them, and so does who writes behind it
         self._forget = False  # the next start says so (rank 0)
         self._memory: _Memory | None = None
         self._told_layout: Digest | None = None  # of this rank's part of the last committed save
@@ -147,17 +153,17 @@ class RankedSaver:
     def agree(self, attempt: Attempt, flat: FlatState) -> tuple[Share, int]:
         """What this rank writes and compares of what it holds, and the number of the plan that says so.
 
-        Training waits for the others here at the first save of a session, and at no other.
+        Training waits for the others here at the first two saves of a session, and at no other.
 
         Raises:
             SaveFailedError: the ranks could not agree; the attempt has ended for all.
         """
         self._steps = {attempt.number: attempt.step, **dict(list(self._steps.items())[:_STEPS])}
         with self._saying_why(attempt):
-            if attempt.number == 1:
+            if attempt.number <= AGREED_CALLS:
                 self._tier.check_marker()
-                self._first = Room(self._tier, attempt, self._merger.known)
-                self._plans.append(Plan(self._agree(self._first, attempt, flat), said=1, first=1))
+                agreement = self._agree(Room(self._tier, attempt), attempt, flat)
+                self._follow_plan(Plan(agreement, attempt.number, first=attempt.number))
             plan = self._plan_at(attempt.number)
             duty = plan.agreement.duty(flat.layout, self._ranks.rank)
             everything = self._options.check_replicas == "all"
@@ -179,7 +185,7 @@ class RankedSaver:
             SessionSupersededError, WrongStoreError: nothing was committed.
         """
         attempt = work.attempt
-        room, self._first = self._first or Room(self._tier, attempt, self._merger.known), None
+        room = Room(self._tier, attempt, self._merger.known)
         with self._saying_why(attempt):
             self._tier.check_marker()
         if self._ranks.leads:
@@ -247,9 +253,10 @@ class RankedSaver:
         if not self._ranks.leads:
             room.say_holding(self._ranks.rank, flat.layout, flat.may_differ)
             return self._await_plan(room, attempt)
-        self._layouts = [flat.layout, *self._of_others(room, attempt, room.holdings, "say what they hold")]
-        agreement = self._planned(self._layouts, {*flat.may_differ, *room.may_differ})
+        layouts = [flat.layout, *self._of_others(room, attempt, room.holdings, "say what they hold")]
+        agreement = self._planned(layouts, {*flat.may_differ, *room.may_differ})
         room.say_plan(agreement)
+        self._layouts, self._layouts_of, self._unsaid = layouts, attempt.number, None
         return agreement
 
     def _planned(self, layouts: Sequence[Layout], may_differ: Collection[str]) -> Agreement:
@@ -260,24 +267,27 @@ class RankedSaver:
     def _plan_at(self, call: int) -> Plan:
         return next((plan for plan in reversed(self._plans) if plan.first <= call), _NO_PLAN)
 
-    def _said_plan(self, agreement: Agreement, attempt: Attempt) -> None:
-        plan = Plan(agreement, attempt.number, attempt.number + PLAN_DELAY)
-        self._plans = [*self._plans[-_KEPT_PLANS:], plan]
+    def _follow_plan(self, plan: Plan) -> None:
+        with self._lock:
+            self._plans = [*self._plans[-_KEPT_PLANS:], plan]
 
     def _take_back(self, attempt: Attempt) -> None:
         """A plan said with an attempt that failed was not heard by all: none follows it, and it is said anew.
 
         All ranks see the failure before they capture the first call that would have followed the plan.
         """
-        for plan in [plan for plan in self._plans if plan.said == attempt.number]:
-            self._plans.remove(plan)
-            self._unsaid = self._unsaid or plan.agreement
+        with self._lock:
+            for plan in self._plans[-1:]:  # an older one needs no saying any more
+                if plan.said == attempt.number:
+                    self._unsaid = self._unsaid or plan.agreement
+            self._plans = [plan for plan in self._plans if plan.said != attempt.number]
 
     def _drop_plans(self) -> None:
         """Where it is not known what the others know: whoever follows no plan leaves nothing unwritten."""
-        if self._plans:
-            self._unsaid = self._unsaid or self._plans[-1].agreement
-        self._plans = []
+        with self._lock:
+            if self._plans:
+                self._unsaid = self._unsaid or self._plans[-1].agreement
+            self._plans = []
 
     def _await_plan(self, room: Room, attempt: Attempt) -> Agreement:
         wait = self._backoff(_PATIENCE)
@@ -289,11 +299,12 @@ class RankedSaver:
             if not wait.pause():
                 raise self._nothing_from_rank_0(attempt)
 
-    def _renew(self, parts: Sequence[Part]) -> None:
+    def _renew(self, parts: Sequence[Part], call: int) -> None:
         """After a commit: what the ranks hold now is agreed anew, and said with the next start."""
         layouts = [part.layout for part in parts]
-        if layouts != self._layouts:
-            self._layouts = layouts
+        # What ranks hold in a later call is agreed already, if training has come to it.
+        if layouts != self._layouts and call >= self._layouts_of:
+            self._layouts, self._layouts_of = layouts, call
             may_differ = {name for names in {part.may_differ for part in parts} for name in names}
             self._unsaid = self._planned(layouts, may_differ)
 
@@ -329,7 +340,7 @@ class RankedSaver:
                 )
             )
             if self._unsaid is not None:
-                self._said_plan(self._unsaid, attempt)
+                self._follow_plan(_later(self._unsaid, attempt))
                 self._unsaid = None
             index = self._index([(pin, pins[pin]) for pin in alive])
             phases.end("prepare")
@@ -353,7 +364,7 @@ class RankedSaver:
         self._remember(saved.record, part)
         # Ranks that followed different plans may have written the same: one copy of it was kept.
         self._forget = len({other.plan for other in parts}) > 1
-        self._renew(parts)
+        self._renew(parts, attempt.number)
         if self._decided is not None:
             # All have done their part of this save, so none waits for the outcome of the one before.
             self._decided.clear()
@@ -461,10 +472,7 @@ class RankedSaver:
                 hint="give all ranks the same world_size=",
             )
         if start.plan:
-            agreement = self._await_plan(room, attempt)
-            self._said_plan(agreement, attempt)
-            if self._memory is not None:
-                self._memory = self._memory.but_shared(agreement)
+            self._follow_plan(_later(self._await_plan(room, attempt), attempt))
         if start.forget:
             self._memory = None
         index = self._index([(pin, None) for pin in start.pins])
@@ -477,8 +485,10 @@ class RankedSaver:
     def _await_start(self, room: Room, attempt: Attempt) -> Start:
         wait = self._backoff(_PATIENCE)
         clock = self._tier.environment.monotonic
-        # At the first call what it holds has told already.
-        when_to_say = None if attempt.number == 1 else clock() + _HERE * self._options.deadline_seconds
+        # At the first calls what it holds has told already.
+        when_to_say = (
+            None if attempt.number <= AGREED_CALLS else clock() + _HERE * self._options.deadline_seconds
+        )
         while True:
             start = room.start()
             if start is not None:
@@ -546,8 +556,11 @@ class RankedSaver:
     def _index(self, pins: Sequence[tuple[Pin, Contents | None]]) -> ReuseIndex:
         """What may be reused: of the last save what this rank remembers, of others their tables."""
         found: list[Reusable] = []
+        if self._memory is not None and self._plans and not self._ranks.leads:
+            # Of what several write, the lowest rank's is kept: of rank 0, always its own.
+            self._memory = self._memory.but_shared(self._plans[-1].agreement)
+        memory = self._memory
         for (run_key, attempt), contents in pins:
-            memory = self._memory
             if memory is not None and memory.stored.record.attempt == attempt:
                 found.append(memory.stored)
                 continue
@@ -571,12 +584,14 @@ class RankedSaver:
         digests: list[Digest] = [part.digests[row] for row in mine.tolist()]
         stored = Remembered(record, digests, locations, part.keys)
         self._memory = _Memory(stored, part.layout, mine, plan.agreement)
-        if not self._ranks.leads:  # of what several write, the lowest rank's is kept
-            self._memory = self._memory.but_shared(self._plans[-1].agreement)
 
     def _backoff(self, patience: float = 1.0) -> Backoff:
         seconds = self._options.deadline_seconds * patience
         return Backoff(self._tier.environment, seconds, self._ranks.world_size)
+
+
+def _later(agreement: Agreement, attempt: Attempt) -> Plan:
+    return Plan(agreement, attempt.number, attempt.number + PLAN_DELAY)
 
 
 def _number(attempt: Attempt) -> int:

@@ -39,7 +39,6 @@ class Work:
         share: what of that it writes and compares.
         waves: the chunks in the share, in one go or in several.
         plan: the number of the plan that the share follows; 0: none.
-        captured_seconds: how long training was kept waiting.
         in_background: the threads that write give way to training.
     """
 
@@ -48,9 +47,22 @@ class Work:
     share: Share
     waves: Waves
     plan: int = 0
-    captured_seconds: float = 0.0
     in_background: bool = False
     progress: Progress = dataclasses.field(default_factory=Progress)
+    _captured: threading.Event = dataclasses.field(default_factory=threading.Event, init=False)
+    _captured_seconds: float = dataclasses.field(default=0.0, init=False)
+
+    @property
+    def captured_seconds(self) -> float:
+        """How long training was kept waiting; a save may be written before that is over, so this waits."""
+        if self.in_background:
+            self._captured.wait()
+        return self._captured_seconds
+
+    def captured(self, seconds: float) -> None:
+        """Training was kept waiting so long, and goes on."""
+        self._captured_seconds = seconds
+        self._captured.set()
 
     @classmethod
     def live(cls, attempt: Attempt, flat: FlatState, share: Share | None = None, *, plan: int = 0) -> Work:

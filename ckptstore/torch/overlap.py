@@ -179,7 +179,9 @@ def _storages(modules: Sequence[nn.Module], optimizers: Mapping[str, Any]) -> fr
             for parameter in group["params"]:
                 found.update(map(_storage, _local(parameter)))
         for entry in optimizer.state.values():
-            found.update(_storage(part) for tensor in _tensors(entry) for part in _local(tensor))
+            # Scalars, as Adam's `step`, are copied at once.
+            moments = (tensor for tensor in _tensors(entry) if tensor.dim())
+            found.update(_storage(part) for tensor in moments for part in _local(tensor))
         # A tensor lr is written by schedulers.
         found.difference_update(
             _storage(part)

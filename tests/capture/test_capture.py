@@ -13,6 +13,7 @@ from ckptstore import arrays
 from ckptstore.errors import SaveFailedError
 from ckptstore.model.dtypes import BY_NAME
 from ckptstore.save import capture as capture_module
+from ckptstore.save import copying
 from ckptstore.save.arena import PAGE_BYTES, Arena
 from ckptstore.save.capture import Waves, begin, capture, room_for
 from ckptstore.save.packing import LARGE_BYTES, taken_bytes, units_of, waves_of
@@ -252,7 +253,7 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
-        copy = capture_module.copy_wave
+        copy = copying.copy_wave
 
         def held(*args: Any, **kwargs: Any) -> None:
             if threading.current_thread().name == "ckptstore-capture":
@@ -351,4 +352,39 @@ def test_a_tensor_that_changes_too_early_fails_the_save_by_name(monkeypatch: pyt
         list(waves)
     assert "capture_lock" in (raised.value.hint or "")
     waves.abandon()
+    assert arena.used_bytes == 0
+
+
+def test_a_capture_that_fails_at_once_gives_the_memory_of_the_later_part_back() -> None:
+    arena = Arena(8 * MIB)
+    waves = Waves(arena)
+    later = pieces_of(_torch_state())
+    with pytest.raises(OSError, match="the source is gone"):
+        begin(pieces_of({"m": {"lazy": _failing(10)}}), later, arena, waves)
+    with pytest.raises(SaveFailedError, match="the source is gone"):
+        list(waves)
+    assert arena.used_bytes == 0
+
+
+def test_a_process_without_threads_to_spare_copies_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    arena = Arena(8 * MIB)
+    waves = Waves(arena)
+    pieces = pieces_of(_torch_state())
+    expected = bytes_of(pieces)
+    assert begin(pieces[:2], pieces[2:], arena, waves).done
+    assert written(waves) == expected
+
+
+def test_a_save_given_up_while_it_waits_for_memory_holds_none() -> None:
+    arena = Arena(8 * MIB)
+    held = arena.take(arena.total_blocks)
+    waves = Waves(arena)
+    waves.abandon()
+    pieces = pieces_of(_torch_state())
+    assert begin(pieces[:2], pieces[2:], arena, waves).done
+    arena.give_back(held)
     assert arena.used_bytes == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ckptstore.save import capture as capture_module
+from ckptstore.save import copying
 from ckptstore.save.arena import Arena
 from ckptstore.save.capture import Waves, begin, split
 from tests.capture.made import bytes_of, pieces_of, rows, written
@@ -68,7 +69,7 @@ class Training:
 def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Background copies begin when it is set."""
     event = threading.Event()
-    copy = capture_module.copy_wave
+    copy = copying.copy_wave
 
     def held(*args: Any, **kwargs: Any) -> None:
         if threading.current_thread().name == "ckptstore-capture":
@@ -116,10 +117,12 @@ def test_what_forward_changes_is_copied_before_save_returns(go: threading.Event)
     moments = [
         value for entry in training.optimizer.state.values() for value in entry.values() if value.dim()
     ]
-    trained = {t.untyped_storage().data_ptr() for t in (*training.model.parameters(), *moments)}
+    trained = [*training.model.parameters(), *moments]
+    large = {t.untyped_storage().data_ptr() for t in trained if t.nbytes >= 16 << 10}
     pieces = pieces_of(training.state.capture_state(0)[0])
     now, later = split(pieces, storages)
-    assert {piece.tensor.untyped_storage().data_ptr() for piece in later} == trained
+    assert {piece.tensor.untyped_storage().data_ptr() for piece in later} == large
+    assert storages == {t.untyped_storage().data_ptr() for t in trained}
     assert sorted(rows(now) + rows(later)) == rows(pieces)
     buffers = {t.untyped_storage().data_ptr() for t in training.model.buffers()}
     assert buffers <= {p.tensor.untyped_storage().data_ptr() for p in now if p.tensor is not None}
@@ -246,7 +249,7 @@ class _Foreign:
         self.state, self.param_groups = optimizer.state, optimizer.param_groups
 
 
-class _Averaging(torch.optim.SGD):
+class _Averaging(torch.optim.SGD):  # type: ignore[name-defined,misc,unused-ignore]
     def train(self) -> None: ...
 
     def eval(self) -> None: ...

@@ -8,7 +8,6 @@ import pytest
 from ckptstore.errors import BackendError, CkptstoreError, NotFoundError, UsageError
 from ckptstore.inspect.advice_plot import plot_advice
 from ckptstore.model.advice import Failures, Measured, advise
-from ckptstore.run_advice import RunAdvice
 from tests.inspect.made import AWKWARD, store
 from tests.inspect.trained import SYNCHRONOUS, Session, train
 
@@ -24,7 +23,7 @@ def best_loss(advice):
 
 def test_times_and_failures_come_from_the_history(store):
     train(store, "gpt", [Session(saves=3), Session(start=4 * 3600, saves=5), Session(start=10 * 3600)])
-    advice = RunAdvice(store, "gpt").advise()
+    advice = store.run("gpt").advise()
     assert advice.run == "gpt"
     assert (advice.pause, advice.background, advice.current) == (5.0, 14.0, 3600.0)
     assert advice.measured == Measured(11, 0, 5.0, 14.0, 3600.0, 8, 36.0)
@@ -33,9 +32,20 @@ def test_times_and_failures_come_from_the_history(store):
     assert advice.best_steps == round(advice.best / 36)
 
 
+def test_a_save_in_the_background_is_told_from_one_that_was_waited_for(store):
+    run = store.run("gpt")
+    run.save(1, {"lr": 0.1}).result()
+    run.save(2, {"lr": 0.1}, wait=True)
+    run.close()
+    advice = store.run("gpt").advise(mtbf="3h")
+    assert (advice.measured.saves, advice.measured.synchronous) == (2, 1)
+    assert advice.measured.background > 0
+    assert store.run("gpt").advise(mtbf="3h", newest=1).measured.background == 0
+
+
 def test_the_published_figures(store):
     train(store, "sync", [Session(timings=SYNCHRONOUS)])
-    run = RunAdvice(store, "sync")
+    run = store.run("sync")
     advice = run.advise(failures=419, days=54, intervals=["5min"])
     assert (round(advice.failures.mtbf), advice.pause, round(advice.best)) == (11135, 60.0, 1156)
     assert best_loss(advice) == 10.4
@@ -54,7 +64,7 @@ def test_the_published_figures(store):
 
 def test_mtbf_and_restart_are_times_as_people_write_them(store):
     train(store, "gpt", [Session()])
-    run = RunAdvice(store, "gpt")
+    run = store.run("gpt")
     assert run.advise(mtbf="11135").best == run.advise(mtbf=11135).best
     assert run.advise(mtbf="2.5d", restart="10min").restart == 600
     assert run.advise(mtbf="3h", newest=1).measured.saves == 1
@@ -62,24 +72,24 @@ def test_mtbf_and_restart_are_times_as_people_write_them(store):
 
 def test_imports_do_not_count(store):
     train(store, "gpt", [Session(saves=1, origin="import", timings={"write": 900.0}), Session(start=60)])
-    assert RunAdvice(store, "gpt").advise(mtbf="3h").measured.saves == 3
+    assert store.run("gpt").advise(mtbf="3h").measured.saves == 3
     train(store, "base", [Session(origin="import")])
     with pytest.raises(NotFoundError, match="'base' has 3 checkpoints, none saved by a training"):
-        RunAdvice(store, "base").advise(mtbf="3h")
+        store.run("base").advise(mtbf="3h")
 
 
 def test_a_run_that_tells_nothing(store):
     with pytest.raises(NotFoundError, match="there is no run 'gtp'"):
-        RunAdvice(store, "gtp").advise()
+        store.run("gtp").advise()
     train(store, "new", [Session(saves=0)])
     with pytest.raises(NotFoundError, match="'new' has no checkpoints yet"):
-        RunAdvice(store, "new").advise()
+        store.run("new").advise()
     train(store, "old", [Session(timings={})])
     with pytest.raises(NotFoundError, match="no saves that tell how long"):
-        RunAdvice(store, "old").advise()
+        store.run("old").advise()
     train(store, "gpt", [Session()])
     with pytest.raises(UsageError, match="'gpt' was never restarted") as error:
-        RunAdvice(store, "gpt").advise()
+        store.run("gpt").advise()
     assert "--mtbf 3h" in error.value.hint
 
 
@@ -107,7 +117,7 @@ def test_a_run_that_tells_nothing(store):
 def test_nonsense_is_refused(store, options, message):
     train(store, "gpt", [Session()])
     with pytest.raises(UsageError, match=message):
-        RunAdvice(store, "gpt").advise(**options)
+        store.run("gpt").advise(**options)
 
 
 # --- the picture ---------------------------------------------------------------------------------

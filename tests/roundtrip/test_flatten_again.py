@@ -150,6 +150,15 @@ def test_a_tensor_whose_data_was_exchanged_is_stored_as_it_is_now():
         check(flattener.flatten({"w": weight}, CHUNK_BYTES), flatten_state({"w": weight}, CHUNK_BYTES))
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_tensor_is_tied_to_one_of_a_subclass_with_the_same_memory(between):
+    state = {"a": REALS[:3], "b": REALS[:3].as_subclass(Subclass), "r": REALS[0]}
+    flattener = Flattener()
+    if between:
+        flattener.flatten({**state, "b": state["b"].clone()}, CHUNK_BYTES)
+    assert flattener.flatten(state, CHUNK_BYTES).layout.aliases == (("b", 0),)
+
+
 def test_the_chunk_size_and_the_ranks_count_too():
     state = {"w": torch.rand(600), "own": PerRank(torch.rand(3))}
     flattener = Flattener()
@@ -166,6 +175,21 @@ def test_after_a_refused_state_the_next_one_is_taken_apart_as_usual():
     with pytest.raises(UnsupportedValueError):
         flattener.flatten({"b": torch.rand(4), "c": object()}, CHUNK_BYTES)
     check(flattener.flatten(good, CHUNK_BYTES), flatten_state(good, CHUNK_BYTES))
+
+
+def test_a_key_that_only_equals_the_known_one_is_refused_as_ever():
+    flattener = Flattener()
+    flattener.flatten({"m": {"a": REALS[0], "b": REALS[1]}}, CHUNK_BYTES)
+    with pytest.raises(UnsupportedValueError, match="key"):
+        flattener.flatten({"m": {"a": REALS[0], np.str_("b"): REALS[1]}}, CHUNK_BYTES)
+
+
+def test_an_edit_after_a_dict_that_is_as_before_is_seen():
+    flattener = Flattener()
+    state = {"n": {"x": REALS[0], "y": REALS[1]}, "z": {"w": REALS[2]}}
+    for last in (REALS[2], REALS[2:4], REALS[0], REALS[2]):  # other shapes, then tied
+        state["z"] = {"w": last, **({"a": last.clone()} if last is REALS[2] else {})}
+        check(flattener.flatten(state, CHUNK_BYTES), flatten_state(state, CHUNK_BYTES))
 
 
 def test_no_tensor_is_kept_between_saves():
