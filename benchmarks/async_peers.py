@@ -16,6 +16,9 @@ from benchmarks import disk, peers
 from benchmarks.states import State
 
 
+_LARGE_BYTES = 1 << 20
+
+
 class AsyncPeer:
     """A library kept open over several saves; the checkpoint of step n goes below the folder of `open`."""
 
@@ -56,6 +59,7 @@ class Ckptstore(AsyncPeer):
     name = "ckptstore"
 
     def open(self, folder: Path) -> None:
+        super().open(folder)
         library: Any = importlib.import_module("ckptstore")
         self._run = library.open(str(folder / "store"), create=True).run("bench")
         self._pending: Any = None
@@ -74,7 +78,12 @@ class Ckptstore(AsyncPeer):
         self._pending.result().restore(state)
 
     def forget(self, step: int) -> None:
-        """Nothing: the store goes when the benchmark removes the folder."""
+        """Deletes the large objects of this step behind the store's back; here every byte changes, so that no
+        later save reuses them. Their names hold the step.
+        """
+        for file in disk.files(self.folder / "store"):
+            if f"-{step}-" in file.name and file.stat().st_size >= _LARGE_BYTES:
+                file.unlink()
 
     def close(self) -> None:
         self._run.close()

@@ -7,22 +7,26 @@ from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
 from ckptstore.errors import CkptstoreError, DeadlineError, UsageError
 from ckptstore.model.record import CommitRecord
+from ckptstore.save.capture import Capturing
 from ckptstore.save.work import Progress
 
 if TYPE_CHECKING:
     from ckptstore.checkpoint import Checkpoint
 
-Level = Literal["captured", "committed", "failed", "skipped"]
+Level = Literal["capturing", "captured", "committed", "failed", "skipped"]
 LEVELS: tuple[Level, ...] = ("captured", "committed")
 
 
 class PendingSave:
-    """A save under way: ``captured`` when training may go on, ``committed`` when it cannot be lost.
+    """A save under way: ``captured`` when training may change all, ``committed`` when it cannot be lost.
+
+    Before that, with ``capture="overlap"``, it is ``capturing``; it may end as ``failed`` or ``skipped``.
 
     An error of the save is raised by :meth:`result`, :meth:`wait`, the run's next ``save`` and ``close``:
     by the first of them that is called.
 
     Attributes:
+        capturing: the copying of the state.
         progress: bytes stored or found stored so far, of how many.
         blocked_seconds: how long the caller of ``save`` was kept.
     """
@@ -36,6 +40,7 @@ class PendingSave:
         self._error: BaseException | None = None
         self._was_raised = False
         self._was_skipped = False
+        self.capturing = Capturing(deferred=False)
         self.progress = Progress()
         self.blocked_seconds = 0.0
 
@@ -43,7 +48,7 @@ class PendingSave:
     def level(self) -> Level:
         """How far it has come."""
         if not self._done.is_set():
-            return "captured"
+            return "captured" if self.capturing.done else "capturing"
         if self._was_skipped:
             return "skipped"
         return "committed" if self._error is None else "failed"
@@ -64,9 +69,7 @@ class PendingSave:
         return self._record.reused_bytes if self._record else 0
 
     @overload
-    def wait(
-        self, level: Literal["committed"] = "committed", timeout: float | None = None
-    ) -> Checkpoint: ...
+    def wait(self, level: Literal["committed"] = "committed", timeout: float | None = None) -> Checkpoint: ...
 
     @overload
     def wait(self, level: str, timeout: float | None = None) -> Checkpoint | None: ...
@@ -89,12 +92,13 @@ class PendingSave:
         """
         if level not in LEVELS:
             raise UsageError(f"no such level: {level!r}", hint=f"levels are {', '.join(LEVELS)}")
-        if level == "captured" and not self._done.is_set():
-            return None
-        if not self._done.wait(timeout):
+        reached = self.capturing.wait(timeout) if level == "captured" else self._done.wait(timeout)
+        if not reached:
             raise DeadlineError(
                 f"save of run {self.run!r} step {self.step} is {self.level}, not {level}, after {timeout} s"
             )
+        if not self._done.is_set():
+            return None
         self.raise_error()
         assert self._checkpoint is not None
         return self._checkpoint

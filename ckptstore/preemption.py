@@ -18,15 +18,13 @@ from ckptstore.ranks import show_ranks
 from ckptstore.signals import SignalWatch
 
 if TYPE_CHECKING:
-    from ckptstore.pending import PendingSave
+    from ckptstore.pending import Level, PendingSave
     from ckptstore.run import Run
 
 log = logging.getLogger("ckptstore")
 
 DEADLINE_SECONDS = 25.0
 """Kubernetes and most clouds kill 30 s after they have asked."""
-
-Reached = Literal["committed", "captured", "failed", "skipped"]
 
 _COSTS = 8
 _COST_FACTOR = 500
@@ -47,7 +45,7 @@ class StopReport:
     """
 
     step: int
-    level: Reached
+    level: Level
     seconds: float
     left: float
     error: BaseException | None = None
@@ -275,7 +273,7 @@ class Preemption:
         except Exception as error:  # noqa: BLE001 - the emergency save is made all the same
             log.warning("run %r: a save before the emergency save had failed: %s", self._run.name, error)
 
-    def _report(self, step: int, level: Reached, error: BaseException | None = None) -> StopReport:
+    def _report(self, step: int, level: Level, error: BaseException | None = None) -> StopReport:
         return StopReport(step, level, self._seconds, self.seconds_left, error)
 
     @property

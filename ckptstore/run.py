@@ -174,7 +174,7 @@ class Run(RunCapture):
             self._pendings.append(pending)
 
         try:
-            self._capture(work, started, hand_over)
+            pending.capturing = self._capture(work, given.state, started, hand_over)
         except BaseException as error:
             if saver is not None and pending not in self._pendings:
                 saver.cannot(work.attempt, error)
@@ -190,11 +190,15 @@ class Run(RunCapture):
         return True
 
     def _is_busy(self) -> bool:
-        unfinished = self._lane.unfinished
-        return unfinished >= IN_FLIGHT or bool(unfinished and not self._arena.has_room(self._captured_bytes))
+        under_way = self._under_way
+        return under_way >= IN_FLIGHT or bool(under_way and not self._arena.has_room(self._captured_bytes))
+
+    @property
+    def _under_way(self) -> int:
+        return sum(not pending.done for pending in self._pendings)
 
     def _skip(self, pending: PendingSave) -> None:
-        why = f"save of run {self.name!r} step {pending.step}: {self._lane.unfinished} saves are under way"
+        why = f"save of run {self.name!r} step {pending.step}: {self._under_way} saves are under way"
         error = BusyError(why, hint='save less often, or use on_busy="wait"')
         if self._saving.on_busy == "error":
             raise error
@@ -404,6 +408,9 @@ class Run(RunCapture):
     def close(self) -> None:
         """Waits for the saves under way; raises what failed and was not told yet. Frees capture memory."""
         self.wait()
+        if self._own_gate is not None:
+            self._own_gate.close()
+            self._own_gate = None
         if self._own_arena is not None:
             self._own_arena.release()
         self._raise_untold()

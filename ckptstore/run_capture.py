@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ckptstore import refs
 from ckptstore.arguments import check_metadata, check_metrics
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import UnsupportedValueError
 from ckptstore.model.ids import Attempt
+from ckptstore.model.layout import Layout
 from ckptstore.pending import PendingSave
 from ckptstore.ranks import RankOptions, Ranks, tell_place
 from ckptstore.run_sessions import RunSessions
 from ckptstore.save.arena import Arena, default_capture_bytes
-from ckptstore.save.capture import Waves, capture, room_for
+from ckptstore.save.capture import Capturing, Waves, begin, room_for, split
 from ckptstore.save.commit import SaveRequest
 from ckptstore.save.cut import Share, cut
-from ckptstore.save.flatten import FlatState, flatten_state
+from ckptstore.save.flatten import FlatState, Flattener
 from ckptstore.save.lane import Lane
 from ckptstore.save.options import IN_FLIGHT, SaveOptions
 from ckptstore.save.work import Work
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
+    from ckptstore.torch.overlap import UpdateGate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class RunCapture(RunSessions):
         self._pendings: collections.deque[PendingSave] = collections.deque()
         self._own_lane: Lane | None = None
         self._own_arena: Arena | None = None
+        self._own_gate: UpdateGate | None = None
+        self._flattener = Flattener()
         self._captured_bytes = 0  # of the last save
 
     @property
@@ -73,6 +81,27 @@ class RunCapture(RunSessions):
             self._own_lane, self._own_arena = Lane(f"ckptstore {self.name[:40]}"), None
             self._pendings.clear()
         return self._own_lane
+
+    @property
+    def _gate(self) -> UpdateGate | None:
+        """What makes updates wait for captures; None where captures end before `save` returns."""
+        if self._own_gate is None and self._saving.capture == "overlap" and "torch" in sys.modules:
+            from ckptstore.torch.overlap import UpdateGate
+
+            self._own_gate = UpdateGate()
+        return self._own_gate
+
+    def capture_lock(self) -> contextlib.AbstractContextManager[None]:
+        """For code that changes parameters without ``optimizer.step``, with ``capture="overlap"``.
+
+        Entering waits for the captures under way; a save inside copies everything before it returns.
+
+        Example:
+            >>> with run.capture_lock():
+            ...     ema.copy_to(model)
+        """
+        gate = self._gate
+        return contextlib.nullcontext() if gate is None else gate.lock()
 
     def prepare(self, state: Any) -> None:
         """Allocates and touches the memory that saves of `state` will be captured in, in the background.
@@ -99,7 +128,7 @@ class RunCapture(RunSessions):
         tell_place(state, (ranks.rank, ranks.world_size))
         if callable(getattr(state, "capture_state", None)):
             state, not_captured = state.capture_state(given.step)
-        flat = flatten_state(
+        flat = self._flattener.flatten(
             state,
             self._tier.marker.chunk_bytes,
             allow_pickle=given.allow_pickle,
@@ -133,15 +162,19 @@ class RunCapture(RunSessions):
         share = share or Share.everything(flat.layout)
         return Work(attempt, flat, share, Waves(self._arena), plan, in_background=True)
 
-    def _capture(self, work: Work, began: float, hand_over: Callable[[], None]) -> None:
+    def _capture(self, work: Work, state: Any, began: float, hand_over: Callable[[], None]) -> Capturing:
         """Copies what is to be stored.
 
         Args:
+            state: as the caller gave it: what of it may be copied later, if some may.
             began: when training began to wait.
             hand_over: called once, when all is copied, or before that if someone must write the first of it
                 to make room for the rest.
         """
-        pieces = list(cut(work.flat.layout, work.flat.sources, work.share))
+        layout = work.flat.layout
+        pieces = list(cut(layout, work.flat.sources, work.share))
+        gate = self._gate
+        now, later = split(pieces, gate.deferrable(state)[0]) if gate is not None else (pieces, [])
         # The live arrays are training's: nothing may keep them alive once they are copied.
         work.flat = dataclasses.replace(work.flat, sources=())
         work.progress.total_bytes = sum(piece.nbytes for piece in pieces)
@@ -155,15 +188,29 @@ class RunCapture(RunSessions):
 
         try:
             try:
-                capture(pieces, self._arena, work.waves, started=started)
+                capturing = begin(
+                    now,
+                    later,
+                    self._arena,
+                    work.waves,
+                    started=started,
+                    name_of=lambda piece: layout.heads.names[_tensor_of(layout, piece.row)],
+                )
+                if gate is not None:
+                    gate.hold(capturing)
             finally:
                 work.captured(self._tier.environment.monotonic() - began)
             if not handed_over:
                 started()
+            return capturing
         except BaseException:
             if not handed_over:
                 work.waves.abandon()
             raise
+
+
+def _tensor_of(layout: Layout, row: int) -> int:
+    return int(np.searchsorted(layout.chunks.first, row, side="right")) - 1
 
 
 def _expected_bytes(flat: FlatState, world_size: int) -> int:

@@ -160,7 +160,7 @@ class Matcher:
         tie = memory_of(held, path, info)
         if tie is not None and self._is_filled_already(tie, index, name):
             return
-        self._fill(held, index, self.wants, cast=info.dtype is not self._layout.heads.dtypes[index])
+        self._fill(held, index, self.wants, cast=info.dtype != self._layout.heads.dtypes[index])
 
     def _is_filled_already(self, tie: tuple[Any, ...], index: int, name: str) -> bool:
         """Whether this memory is filled under another name; a conflict if by another tensor."""

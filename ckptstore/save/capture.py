@@ -173,9 +173,13 @@ class Capturing:
         """Whether the tensors may change: all is copied, or the copy has failed and so has the save."""
         return self._done.is_set()
 
-    def wait(self) -> None:
-        """Waits until the tensors may change; raises nothing, an error is the save's."""
-        self._done.wait()
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the tensors may change; raises nothing, an error is the save's.
+
+        Returns:
+            False when the time is over first.
+        """
+        return self._done.wait(timeout)
 
     def finish(self) -> None:
         """The copier's word."""

@@ -30,7 +30,7 @@ class Waitable(Protocol):
     def done(self) -> bool:
         """Whether tensors may change."""
 
-    def wait(self) -> None:
+    def wait(self) -> object:
         """Returns when they may."""
 
 

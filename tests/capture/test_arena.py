@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +127,13 @@ def test_release_keeps_what_is_in_use() -> None:
     assert arena.allocated_bytes == 0
 
 
+def _save(arena: Arena, state: dict[str, Any]) -> None:
+    waves = Waves(arena)
+    capture(pieces_of(state), arena, waves)
+    for _ in waves:
+        pass
+
+
 def _resident_pages() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
 
@@ -137,20 +146,34 @@ def test_200_saves_of_changing_size_take_no_more_memory_than_the_first_ones() ->
         for size in (6 * MIB, 5 * MIB + 12345, 100, 6 * MIB - 1)
     ]
 
-    def save(number: int) -> None:
-        waves = Waves(arena)
-        capture(pieces_of(states[number % 4]), arena, waves)
-        for _ in waves:
-            pass
-
     for number in range(8):
-        save(number)
+        _save(arena, states[number % 4])
     allocated, resident = arena.allocated_bytes, _resident_pages()
     for number in range(200):
-        save(number)
+        _save(arena, states[number % 4])
     assert arena.allocated_bytes == allocated <= 8 * MIB
     assert arena.used_bytes == 0
     assert (_resident_pages() - resident) * PAGE_BYTES < 2 * MIB
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+@pytest.mark.skipif(
+    not hasattr(resource, "RUSAGE_THREAD"), reason="the system does not count a thread's faults"
+)
+@pytest.mark.parametrize("prepared", [False, True], ids=["second capture", "first one after prepare"])
+def test_memory_is_touched_for_the_first_time_only_once(prepared: bool) -> None:
+    state = {"m": {f"w{i}": np.ones(4 * MIB, np.uint8) for i in range(4)}}
+    arena = Arena(1 << 30)
+    if prepared:
+        arena.prepare(16 * MIB, 1, pin=False)
+    else:
+        _save(arena, state)
+    before = _faults()
+    _save(arena, state)
+    assert _faults() - before < 16 * MIB // PAGE_BYTES // 16
 
 
 # --- how much there is ----------------------------------------------------------------------------

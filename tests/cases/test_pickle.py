@@ -87,7 +87,7 @@ def test_c157_bytes_come_back_as_what_they_were(value):
     assert difference({"a": [value]}, again(store).run("r").latest.load()) is None
     if len(value) > 1 << 20:
         assert max(objects(store).values()) <= 4 << 20
-        assert store.run("r").save(2, {"a": [value]}, bases=[store.run("r").latest]).new_bytes == 0
+        assert store.run("r").save(2, {"a": [value]}, bases=[store.run("r").latest], wait=True).new_bytes == 0
 
 
 @pytest.mark.parametrize("size", [3, 100_000])

@@ -200,7 +200,7 @@ def test_large_bytes_are_cut_and_reused_like_tensors():
     run = store.run("r")
     run.save(1, {"data": big}).result()
     assert max(objects(store).values()) <= 4096
-    assert run.save(2, {"data": big}).new_bytes == 0
+    assert run.save(2, {"data": big}, wait=True).new_bytes == 0
 
 
 def test_objects_with_a_state_dict_are_stored_by_it():

@@ -420,7 +420,7 @@ def test_a_save_of_which_99_percent_did_not_change_writes_at_most_2_percent():
     other.restore({name: torch.zeros(2560) for name in state})
     state["w7"] += 1
     pending = []
-    third = written_by(store, lambda: pending.append(other.save(3, state)))
+    third = written_by(store, lambda: pending.append(other.save(3, state, wait=True)))
     assert third == pending[0].new_bytes <= first / 50
     assert pending[0].reused_bytes == first - third
     assert state_difference(state, again(store).run("r")[3].load()) is None
@@ -428,12 +428,12 @@ def test_a_save_of_which_99_percent_did_not_change_writes_at_most_2_percent():
 
 def test_a_process_that_did_not_resume_reuses_nothing():
     store, _ = saved({"x": torch.arange(5000)})
-    assert again(store).run("r").save(2, {"x": torch.arange(5000)}).new_bytes == 40_000
+    assert again(store).run("r").save(2, {"x": torch.arange(5000)}, wait=True).new_bytes == 40_000
 
 
 def test_bases_let_a_run_reuse_the_chunks_of_another():
     store, run = saved({"x": torch.arange(5000)})
-    pending = again(store).run("other").save(1, {"x": torch.arange(5000)}, bases=[run.latest])
+    pending = again(store).run("other").save(1, {"x": torch.arange(5000)}, bases=[run.latest], wait=True)
     assert pending.new_bytes == 0
 
 
@@ -491,10 +491,10 @@ def test_a_pack_is_reused_singly_only_while_half_of_it_is_still_wanted():
     assert len(objects(store, "packs/")) == 1
     for name in list(state)[:20]:
         state[name] = torch.randn(20, generator=generator)
-    assert run.save(1, {"m": state}).new_bytes == 20 * 80  # half is still there: it is reused
+    assert run.save(1, {"m": state}, wait=True).new_bytes == 20 * 80  # half is still there: it is reused
     for name in list(state)[20:25]:
         state[name] = torch.randn(20, generator=generator)
-    pending = run.save(2, {"m": state})
+    pending = run.save(2, {"m": state}, wait=True)
     assert pending.new_bytes == (5 + 15) * 80  # of the first pack too little is left: the rest moves on
     assert len(set(pending.result().contents.keys.keys)) == 2
     assert state_difference({"m": state}, again(store).run("r").latest.load()) is None
@@ -886,6 +886,7 @@ def test_a_failed_save_is_told_once_and_the_next_one_works():
         Fault("error", op="put", key="chunks/*", error=BackendError("disk on fire"), times=1)
     )
     pending = run.save(2, {"x": torch.zeros(600)})
+    run.wait()
     assert pending.level == "failed"
     with pytest.raises(ckptstore.CkptstoreError, match="disk on fire"):
         run.save(3, {"x": torch.zeros(600)}).result()
@@ -899,7 +900,7 @@ def test_close_raises_what_nobody_was_told():
     seen, backend = watched(store)
     backend.script.append(Fault("error", op="sync", error=BackendError("no sync"), times=None))
     run = seen.run("r")
-    run.save(2, {"x": torch.ones(600)}).result()
+    run.save(2, {"x": torch.ones(600)})
     with pytest.raises(ckptstore.CkptstoreError, match="no sync"):
         run.close()
     run.close()

@@ -17,7 +17,7 @@ from ckptstore.store import Store
 from ckptstore.testing import Fault, FaultBackend
 from tests.crash._support import check_objects, make_place, memory_place, store_over
 
-PATIENCE = 30.0
+PATIENCE = 10.0
 """Seconds after which something that should have happened never will."""
 
 FULL = OutOfSpaceError("the disk is full (made to)")
@@ -58,9 +58,10 @@ class Training:
         self.backend.script.append(Fault("hang", op="put", key=key, event=event, skip=skip))
         return event
 
-    def fail(self, key: str = "commits/*", *, skip: int = 0, times: int | None = 1) -> None:
-        """The next save finds the disk full."""
-        fault = Fault("error", op="put", key=key, error=FULL, skip=skip, times=times)
+    def fail(self, *, saves: int = 1, skip: int = 0) -> None:
+        """The disk is full when the next saves want to commit, after `skip` that commit."""
+        # It is full for the word that they never will commit, too.
+        fault = Fault("error", op="put", key="commits/*", error=FULL, skip=skip, times=2 * saves)
         self.backend.script.append(fault)
 
     def save(self, step: int, **options: Any) -> ckptstore.PendingSave:
