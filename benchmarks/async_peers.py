@@ -15,7 +15,6 @@ import torch
 from benchmarks import disk, peers
 from benchmarks.states import State
 
-
 _LARGE_BYTES = 1 << 20
 
 

@@ -6,6 +6,7 @@ are those of the tier's documents: at worst they are put into a private manifest
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -26,6 +27,7 @@ from ckptstore.errors import (
 )
 from ckptstore.manifest import MAX_EXPANDED_BOXES, LayoutRows, Manifest, ManifestUnusable, TensorRows, place
 from ckptstore.model.documents import END_LIMIT_BYTES
+from ckptstore.model.ids import DIGEST_BYTES
 from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, Note
 from ckptstore.save.commit import Saved
@@ -358,13 +360,10 @@ def tensor_rows(contents: Contents) -> TensorRows:
     reading any.
     """
     table = contents.layout
-    first = table.chunks.first.tolist()
-    digests = contents.digests
+    raw, hasher = memoryview(contents.digests.array.tobytes()), blake3.blake3
+    bounds = (table.chunks.first * DIGEST_BYTES).tolist()
     return TensorRows(
-        digests=[
-            blake3.blake3(digests.array[first[i] : first[i + 1]].data).hexdigest()
-            for i in range(len(table.heads))
-        ],
+        digests=[hasher(raw[start:end]).hexdigest() for start, end in itertools.pairwise(bounds)],
         bytes=np.array(table.heads.nbytes, np.int64),
         new_bytes=contents.written_bytes,
         chunks=np.diff(table.chunks.first),

@@ -9,7 +9,7 @@ import math
 import signal
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ckptstore.errors import UsageError
 from ckptstore.model.cadence import Pace

@@ -428,3 +428,4 @@ class Run(RunCapture):
         for pending in self._pendings:
             if pending.has_untold_error:
                 log.error("run %r: the save of step %d had failed, too", self.name, pending.step)
+                pending.tell()

@@ -114,6 +114,11 @@ class RunCapture(RunSessions):
         _, flat = self._prepare(given, ranks)
         self._touch(_expected_bytes(flat, ranks.world_size), IN_FLIGHT)
 
+    def _resume_from(self, checkpoint: Checkpoint, *, continues: bool) -> None:
+        super()._resume_from(checkpoint, continues=continues)
+        # Of one save only: who restores may not mean to save at all.
+        self._touch(-(-checkpoint.record.logical_bytes // self._ranks.world_size), 1)
+
     def _touch(self, nbytes: int, count: int) -> None:
         arena = self._arena
         self._lane.submit(lambda: arena.prepare(nbytes, count))
@@ -171,12 +176,13 @@ class RunCapture(RunSessions):
             hand_over: called once, when all is copied, or before that if someone must write the first of it
                 to make room for the rest.
         """
-        layout = work.flat.layout
-        pieces = list(cut(layout, work.flat.sources, work.share))
+        flat, layout = work.flat, work.flat.layout
         gate = self._gate
+        # Views hold no memory: a copy that goes on after this returns must not rest on them.
+        pieces = list(cut(layout, flat.sources, work.share, flat.views if gate is None else ()))
         now, later = split(pieces, gate.deferrable(state)[0]) if gate is not None else (pieces, [])
         # The live arrays are training's: nothing may keep them alive once they are copied.
-        work.flat = dataclasses.replace(work.flat, sources=())
+        work.flat = dataclasses.replace(flat, sources=(), views=(), storages=())
         work.progress.total_bytes = sum(piece.nbytes for piece in pieces)
         self._captured_bytes = room_for(pieces)
         handed_over = False
@@ -215,6 +221,8 @@ def _tensor_of(layout: Layout, row: int) -> int:
 
 def _expected_bytes(flat: FlatState, world_size: int) -> int:
     """About what a capture takes: what several ranks hold whole is shared out among them."""
+    if world_size == 1:
+        return int(flat.layout.chunks.nbytes.sum())
     nbytes = 0
     for tensor in flat.layout.tensors:
         for box in tensor.boxes:

@@ -64,25 +64,36 @@ class Piece:
         return self.source.read(self.start, self.start + self.nbytes)
 
 
-def cut(layout: Layout, sources: Iterable[Sequence[object]], share: Share) -> Iterator[Piece]:
+def cut(
+    layout: Layout,
+    sources: Iterable[Sequence[Any]],
+    share: Share,
+    views: Sequence[memoryview | None] = (),
+) -> Iterator[Piece]:
     """The chunks that are this rank's to hash, in table order; each array is looked at once.
 
     Args:
         sources: the arrays (or LazyArrays) of each tensor, one per box, in layout order.
+        views: of :class:`FlatState`, whose `storages` must be held until the pieces are copied or written.
     """
+    heads = layout.heads
     sizes = layout.chunks.nbytes.tolist()
+    counts = layout.box_chunks.tolist()
     wanted = (share.duty | share.compare).tolist()
     duty = share.duty.tolist()
+    views = views or (None,) * len(counts)
     reads = DeviceReads()
-    row = 0
-    for tensor, arrays_of_tensor in zip(layout.tensors, sources, strict=True):
-        for box, source in zip(tensor.boxes, arrays_of_tensor, strict=True):
-            nbytes = box.numel * tensor.dtype.itemsize
-            end_row = row
-            end = 0
-            while end < nbytes:  # a box's chunks follow one another, in its memory as in the table
-                end += sizes[end_row]
-                end_row += 1
+    row = number = 0
+    for tensor, arrays_of_tensor in enumerate(sources):
+        component = heads.components[tensor]
+        for source in arrays_of_tensor:
+            view, end_row = views[number], row + counts[number]
+            number += 1
+            if end_row == row + 1 and view is not None:  # as most: small, and contiguous
+                if wanted[row]:
+                    yield Piece(row, component, 0, sizes[row], view, None, not duty[row], source)
+                row = end_row
+                continue
             if not any(wanted[row:end_row]):
                 row = end_row
                 continue
@@ -90,13 +101,14 @@ def cut(layout: Layout, sources: Iterable[Sequence[object]], share: Share) -> It
             if isinstance(source, arrays.LazyArray):
                 lazy = source
             elif is_on_device(source):
-                lazy = reads.lazy(source, tensor.dtype, box.sizes)
-            view = None if lazy is not None else arrays.bytes_of(source)
+                lazy = reads.lazy(source, heads.dtypes[tensor], tuple(source.shape))
+            if view is None and lazy is None:
+                view = arrays.bytes_of(source)
             live = source if arrays.is_torch_tensor(source) else None
             start = 0
             while row < end_row:
                 end = start + sizes[row]
                 if wanted[row]:
                     part = None if view is None else view[start:end]
-                    yield Piece(row, tensor.component, start, sizes[row], part, lazy, not duty[row], live)
+                    yield Piece(row, component, start, sizes[row], part, lazy, not duty[row], live)
                 row, start = row + 1, end

@@ -6,6 +6,7 @@ Reuse rests on a *pin* that came before, never on "an object of that name exists
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +62,7 @@ class Remembered:
         return dataclasses.replace(self, digests=digests, locations=locations)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # not frozen: ten thousand of them are made at once
 class Stored:
     """Where a chunk's bytes are already.
 
@@ -113,7 +114,9 @@ class ReuseIndex:
         self.pinned: list[CommitRecord] = []
         self._backend = backend
         self._on_missing = on_missing
-        self._chunks: dict[Digest, Stored] = {}
+        self._rows: dict[Digest, int] = {}  # over all contents, end to end
+        self._contents: list[Reusable] = []
+        self._first: list[int] = []  # row of each content
         self._owner: dict[str, CommitRecord] = {}
         self._good: dict[str, bool] = {}
         self._tables: dict[Digest, tuple[str, int]] = {}
@@ -124,32 +127,40 @@ class ReuseIndex:
                 self._on_missing(content.record, getattr(error, "key", ""), error.message)
 
     def _add(self, content: Reusable) -> None:
-        keys, sizes = content.keys.keys, content.keys.sizes.tolist()
-        location, digests = content.locations, content.digests
-        for key in keys:
+        digests = content.digests
+        count = len(content.locations.object)
+        if len(digests) != count:
+            raise DamageError(f"{content.record.attempt}: its tables differ in length")
+        for key in content.keys.keys:
             self._owner.setdefault(key, content.record)
         self.pinned.append(content.record)
-        for digest, row, offset, length in zip(
-            digests,
-            location.object.tolist(),
-            location.offset.tolist(),
-            location.length.tolist(),
-            strict=True,
-        ):
-            if digest not in self._chunks:
-                self._chunks[digest] = Stored(keys[row], sizes[row], offset, length)
+        start = self._first[-1] + len(self._contents[-1].digests) if self._contents else 0
+        own = dict(zip(digests, range(start, start + count), strict=True))
+        self._rows = own | self._rows if self._rows else own  # the preferred contents come first
+        self._contents.append(content)
+        self._first.append(start)
         for ref in content.record.tables.values():
             for piece in ref.pieces:
                 self._tables.setdefault(piece.digest, (piece.key, piece.size_bytes))
                 self._owner.setdefault(piece.key, content.record)
 
     def __len__(self) -> int:
-        return len(self._chunks)
+        return len(self._rows)
 
     def chunk(self, digest: Digest) -> Stored | None:
         """Where a chunk is, if its object is still as it should be."""
-        found = self._chunks.get(digest)
+        found = self._found(digest)
         return found if found is not None and self.check(found.key, found.object_bytes) else None
+
+    def _found(self, digest: Digest) -> Stored | None:
+        row = self._rows.get(digest)
+        if row is None:
+            return None
+        number = bisect.bisect_right(self._first, row) - 1
+        content, row = self._contents[number], row - self._first[number]
+        keys, at = content.keys, content.locations
+        place = int(at.object[row])
+        return Stored(keys.keys[place], int(keys.sizes[place]), int(at.offset[row]), int(at.length[row]))
 
     def table_piece(self, digest: Digest) -> str | None:
         """The key of a table piece of this content, if it is still there."""
@@ -191,7 +202,7 @@ class ReuseIndex:
         used: dict[str, int] = {}
         total: dict[str, int] = {}
         for digest, nbytes in wanted.items():
-            found = self._chunks.get(digest)
+            found = self._found(digest)
             if found is not None and found.in_pack:
                 used[found.key] = used.get(found.key, 0) + nbytes
                 total[found.key] = found.object_bytes

@@ -35,7 +35,7 @@ class Work:
     """One rank's share of one attempt.
 
     Attributes:
-        flat: what it holds; its live arrays are needed no longer.
+        flat: what it holds; its live arrays only if it is to be written from where it lies.
         share: what of that it writes and compares.
         waves: the chunks in the share, in one go or in several.
         plan: the number of the plan that the share follows; 0: none.
@@ -68,6 +68,6 @@ class Work:
     def live(cls, attempt: Attempt, flat: FlatState, share: Share | None = None, *, plan: int = 0) -> Work:
         """Of a state that stays as it is until the save has ended; everything unless `share` is given."""
         share = share or Share.everything(flat.layout)
-        pieces = list(cut(flat.layout, flat.sources, share))
+        pieces = list(cut(flat.layout, flat.sources, share, flat.views))
         progress = Progress(sum(piece.nbytes for piece in pieces))
         return cls(attempt, flat, share, Waves.live(pieces), plan, progress=progress)

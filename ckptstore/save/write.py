@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -20,6 +21,8 @@ from ckptstore.save.lane import step_back
 from ckptstore.save.reuse import ReuseIndex, Stored
 from ckptstore.save.work import Progress, Work
 from ckptstore.tier.tier import Tier
+
+_by_component = operator.attrgetter("component")
 
 _HASH_BATCH_BYTES = 4 << 20
 _TINY_BYTES = 64 << 10
@@ -178,7 +181,10 @@ class Writer:
         stored = self._stored[pack[0].row]
         assert stored is not None
         with self._fetching.hold(_fetched_bytes(pack)):
-            self._backend.put(stored.key, [piece.data() for piece in pack])
+            buffers = [piece.data() for piece in pack]
+            if stored.object_bytes < len(pack) * _TINY_BYTES:  # joining them costs less than handling each
+                buffers = [memoryview(b"".join(buffers))]
+            self._backend.put(stored.key, buffers)
 
     # --- results ------------------------------------------------------------------------------
 
@@ -203,10 +209,6 @@ class Writer:
 def _fetched_bytes(pieces: Iterable[Piece]) -> int:
     """Bytes that must be fetched to have them: those of lazy arrays."""
     return sum(piece.nbytes for piece in pieces if piece.source is not None)
-
-
-def _by_component(piece: Piece) -> str:
-    return piece.component
 
 
 def _batches(pieces: list[Piece], batch_bytes: int) -> Iterator[list[Piece]]:

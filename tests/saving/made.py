@@ -58,11 +58,19 @@ class Training:
         self.backend.script.append(Fault("hang", op="put", key=key, event=event, skip=skip))
         return event
 
-    def fail(self, *, saves: int = 1, skip: int = 0) -> None:
-        """The disk is full when the next saves want to commit, after `skip` that commit."""
-        # It is full for the word that they never will commit, too.
-        fault = Fault("error", op="put", key="commits/*", error=FULL, skip=skip, times=2 * saves)
+    def fail(self, key: str = "commits/*", *, skip: int = 0) -> None:
+        """The disk is full when the next save puts its record, and not any more when it says so."""
+        self.backend.script.append(Fault("error", op="put", key=key, error=FULL, skip=skip))
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """The disk is full for every record in the block."""
+        fault = Fault("error", op="put", key="commits/*", error=FULL, times=None)
         self.backend.script.append(fault)
+        try:
+            yield
+        finally:
+            self.backend.script.remove(fault)
 
     def save(self, step: int, **options: Any) -> ckptstore.PendingSave:
         return self.run.save(step, state_of(step), **options)

@@ -19,7 +19,7 @@ from ckptstore.errors import (
     UsageError,
 )
 from ckptstore.testing import Fault
-from tests.saving.made import FULL, PATIENCE, state_of, training
+from tests.saving.made import PATIENCE, state_of, training
 
 
 def ended(pending: ckptstore.PendingSave) -> str:
@@ -56,7 +56,7 @@ def test_c091_a_failure_is_told_once_by_whatever_comes_first(how):
 def test_c091_the_next_save_works_and_the_failed_step_is_in_no_list():
     with training() as train:
         train.save(1).result()
-        train.backend.script.append(Fault("error", op="put", key="chunks/*", error=FULL))
+        train.fail("chunks/*")
         assert ended(train.save(2)) == "failed"
         with pytest.raises(SaveFailedError) as caught:
             train.save(3)
@@ -80,9 +80,9 @@ def test_two_that_have_failed_are_told_by_one_error_the_older():
     with training() as train:
         go = train.hold()
         pendings = [train.save(1), train.save(2)]
-        train.fail(saves=2)
-        go.set()
-        assert [ended(pending) for pending in pendings] == ["failed"] * 2
+        with train.full():
+            go.set()
+            assert [ended(pending) for pending in pendings] == ["failed"] * 2
         with pytest.raises(SaveFailedError, match="step 1 failed"):
             train.save(3)
         train.save(4).result()
@@ -101,12 +101,12 @@ def test_an_error_that_ends_the_block_is_not_replaced_by_that_of_a_save(caplog):
 
 def test_with_warn_training_goes_on_until_too_many_in_a_row_have_failed(caplog):
     with training(on_error="warn", max_failures=2) as train, caplog.at_level(logging.ERROR):
-        train.fail(saves=2)
-        assert [ended(train.save(step)) for step in (1, 2)] == ["failed", "failed"]
+        with train.full():
+            assert [ended(train.save(step)) for step in (1, 2)] == ["failed", "failed"]
         assert caplog.text.count("the disk is full") == 2
         assert ended(train.save(3)) == "committed"  # from here it counts anew
-        train.fail(saves=3)
-        assert [ended(train.save(step)) for step in (4, 5, 6)] == ["failed"] * 3
+        with train.full():
+            assert [ended(train.save(step)) for step in (4, 5, 6)] == ["failed"] * 3
         with pytest.raises(SaveFailedError, match="step 6 failed"):
             train.save(7)
         train.save(8).result()
@@ -202,7 +202,7 @@ def test_a_fault_of_our_own_is_raised_by_the_call_and_by_nothing_else(monkeypatc
             raise ZeroDivisionError("a fault of our own")
 
         with monkeypatch.context() as patch:
-            patch.setattr("ckptstore.run_capture.capture", broken)
+            patch.setattr("ckptstore.save.capture.copy_wave", broken)
             with pytest.raises(ZeroDivisionError):
                 train.save(2)
         assert train.run._arena.used_bytes == 0
@@ -239,7 +239,7 @@ def test_a_capture_that_fails_after_its_first_wave_fails_the_save_and_frees_the_
 
 def test_a_storage_that_fails_while_waves_are_captured_does_not_stop_training():
     with training(capture_bytes=1 << 20, on_error="warn") as train:
-        train.backend.script.append(Fault("error", op="put", key="chunks/*", error=FULL))
+        train.fail("chunks/*")
         pending = train.run.save(1, state_of(1, count=60))
         assert ended(pending) == "failed"
         assert train.run.wait(PATIENCE)
