@@ -161,6 +161,7 @@ class Run(RunCapture):
             return
         request, work, saver = self._work(session, given, ranks, prepared, live=wait)
         pending.progress = work.progress
+        work.trainable = self._trainable(work.flat, given.state) if ranks.leads else None
         others = [checkpoint.contents for checkpoint in given.bases] if ranks.leads else []
         job = _Job(pending, session, ranks, request, work, saver, others)
         if wait:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ckptstore import refs
 from ckptstore.arguments import check_metadata, check_metrics
+from ckptstore.arrays import is_torch_tensor
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import UnsupportedValueError
 from ckptstore.model.ids import Attempt
@@ -24,7 +25,7 @@ from ckptstore.run_sessions import RunSessions
 from ckptstore.save.arena import Arena, default_capture_bytes
 from ckptstore.save.capture import Capturing, Waves, begin, room_for, split
 from ckptstore.save.commit import SaveRequest
-from ckptstore.save.cut import Share, cut
+from ckptstore.save.cut import Bools, Share, cut
 from ckptstore.save.flatten import FlatState, Flattener
 from ckptstore.save.lane import Lane
 from ckptstore.save.options import IN_FLIGHT, SaveOptions
@@ -66,6 +67,7 @@ class RunCapture(RunSessions):
         self._own_gate: UpdateGate | None = None
         self._flattener = Flattener()
         self._captured_bytes = 0  # of the last save
+        self._trained: tuple[Layout, Bools | None] | None = None  # of the last layout
 
     @property
     def _arena(self) -> Arena:
@@ -167,6 +169,18 @@ class RunCapture(RunSessions):
         share = share or Share.everything(flat.layout)
         return Work(attempt, flat, share, Waves(self._arena), plan, in_background=True)
 
+    def _trainable(self, flat: FlatState, state: Any) -> Bools | None:
+        """bool, (tensors,): what is trained of what this rank holds; None where nothing tells."""
+        if "torch" not in sys.modules:
+            return None
+        if self._trained is None or self._trained[0] is not flat.layout:
+            from ckptstore.torch.visible import trainable_addresses
+
+            addresses = trainable_addresses(state)
+            found = [any(_address(part) in addresses for part in parts) for parts in flat.sources]
+            self._trained = flat.layout, np.array(found, bool) if any(found) else None
+        return self._trained[1]
+
     def _capture(self, work: Work, state: Any, began: float, hand_over: Callable[[], None]) -> Capturing:
         """Copies what is to be stored.
 
@@ -213,6 +227,10 @@ class RunCapture(RunSessions):
             if not handed_over:
                 work.waves.abandon()
             raise
+
+
+def _address(array: Any) -> int | None:
+    return array.data_ptr() if is_torch_tensor(array) else None
 
 
 def _tensor_of(layout: Layout, row: int) -> int:

@@ -88,6 +88,8 @@ class Lane:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 thread.start()
                 self._thread = thread
+                if not any(lane.is_mine for lane in _lanes):
+                    _at_the_end_of_a_child()
                 _lanes.add(self)
             self._jobs.append(job)
             self._unfinished += 1
@@ -169,8 +171,26 @@ class _EndWithFailure:
             self._exit(1)
 
 
+def _finish_lanes() -> bool:
+    lost = [lane for lane in list(_lanes) if not lane.finish()]
+    _lanes.clear()
+    return not lost
+
+
 @atexit.register
 def _finish_all() -> None:
-    unfinished = [lane for lane in list(_lanes) if not lane.finish()]
-    if unfinished:
+    if not _finish_lanes():
         setattr(sys, "_ckptstore_end", _EndWithFailure())  # noqa: B010 - mypy knows no such attribute
+
+
+def _finish_child() -> None:
+    if not _finish_lanes():
+        raise SystemExit(1)
+
+
+def _at_the_end_of_a_child() -> None:
+    """A child of multiprocessing that was forked ends without calling what is registered at exit."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        # The last of all: others lose nothing if it raises.
+        sys.modules["multiprocessing.util"].Finalize(None, _finish_child, exitpriority=-1000)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from ckptstore.save.room import ENDED, Room, reasons_of
 from ckptstore.save.saver import Reporter, give_up
 from ckptstore.save.session import Session
 from ckptstore.save.share import write_part
+from ckptstore.save.stale import warn_if_stale
 from ckptstore.save.tables import TableWriter
 from ckptstore.save.work import Work
 from ckptstore.tier import commits, layout
@@ -360,6 +362,7 @@ class RankedSaver:
                 phases,
                 world_size=self._ranks.world_size,
             )
+        self._warn_if_stale(saved.contents, work, part)
         session.base = saved.contents
         self._remember(saved.record, part)
         # Ranks that followed different plans may have written the same: one copy of it was kept.
@@ -370,6 +373,16 @@ class RankedSaver:
             self._decided.clear()
         self._decided = room
         return saved
+
+    def _warn_if_stale(self, saved: Contents, work: Work, part: Part) -> None:
+        """By what rank 0 holds of the state: the trainable tensors of the others change with its own."""
+        trainable = work.trainable
+        if trainable is not None:
+            names = {
+                name for name, one in zip(part.layout.heads.names, trainable.tolist(), strict=True) if one
+            }
+            trainable = np.array([name in names for name in saved.layout.heads.names], bool)
+        warn_if_stale(saved, self.session.base, trainable)
 
     def _noted(self, request: SaveRequest, notes: list[str]) -> SaveRequest:
         if not notes:

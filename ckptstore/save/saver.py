@@ -20,6 +20,7 @@ from ckptstore.save.commit import Assembly, Saved, SaveRequest, commit
 from ckptstore.save.phases import Phases
 from ckptstore.save.reuse import ReuseIndex
 from ckptstore.save.session import Session
+from ckptstore.save.stale import warn_if_stale
 from ckptstore.save.tables import TableWriter
 from ckptstore.save.work import Work
 from ckptstore.save.write import write_chunks
@@ -33,9 +34,7 @@ log = logging.getLogger("ckptstore")
 RANK = 0
 
 
-def save(
-    tier: Tier, session: Session, request: SaveRequest, work: Work, bases: Sequence[Contents]
-) -> Saved:
+def save(tier: Tier, session: Session, request: SaveRequest, work: Work, bases: Sequence[Contents]) -> Saved:
     """Writes and commits one checkpoint.
 
     Args:
@@ -60,6 +59,7 @@ def save(
         tables = TableWriter(tier.backend, index, attempt, RANK, flat.layout.chunk_bytes)
         phases.note("capture" if work.in_background else "wait", work.captured_seconds)
         saved = commit(tier, session, request, attempt, assembly, tables, phases)
+    warn_if_stale(saved.contents, session.base, work.trainable)
     session.base = saved.contents
     return saved
 

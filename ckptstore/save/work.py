@@ -7,7 +7,7 @@ import threading
 
 from ckptstore.model.ids import Attempt
 from ckptstore.save.capture import Waves
-from ckptstore.save.cut import Share, cut
+from ckptstore.save.cut import Bools, Share, cut
 from ckptstore.save.flatten import FlatState
 
 
@@ -39,6 +39,7 @@ class Work:
         share: what of that it writes and compares.
         waves: the chunks in the share, in one go or in several.
         plan: the number of the plan that the share follows; 0: none.
+        trainable: bool, (tensors,): what gradients are computed for; None where that is not known.
         in_background: the threads that write give way to training.
     """
 
@@ -49,6 +50,7 @@ class Work:
     plan: int = 0
     in_background: bool = False
     progress: Progress = dataclasses.field(default_factory=Progress)
+    trainable: Bools | None = None
     _captured: threading.Event = dataclasses.field(default_factory=threading.Event, init=False)
     _captured_seconds: float = dataclasses.field(default=0.0, init=False)
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ckptstore.torch.train_state import TrainState
+from ckptstore.torch.visible import local_parts, storage_of, tensors_in, trained
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class UpdateGate:
         with self._changing:
             if self._depth:
                 return frozenset(), None
-        modules, optimizers, reason = _trained(state)
+        modules, optimizers, reason = trained(state)
         reason = reason or _reason_against(optimizers)
         storages = frozenset[int]() if reason else _storages(modules, optimizers)
         if reason and reason not in self._said:
@@ -122,31 +122,6 @@ def _hook_of(found: weakref.ref[UpdateGate]) -> Any:
     return torch.compiler.disable(wait_for_captures)
 
 
-def _trained(state: Any) -> tuple[list[nn.Module], dict[str, Any], str | None]:
-    """The modules and optimizers of a state, and why it cannot be looked at."""
-    if isinstance(state, TrainState):
-        optimizers = {state._optimizers.label(name): part for name, part in state._optimizers.parts.items()}
-        return list(state._models.parts.values()), optimizers, None
-    modules: list[nn.Module] = []
-    found: dict[str, Any] = {}
-    _look(state, "", modules, found)
-    reason = None if found else "no optimizer is in the state"
-    return modules, found, reason
-
-
-def _look(value: Any, path: str, modules: list[nn.Module], optimizers: dict[str, Any]) -> None:
-    if isinstance(value, nn.Module):
-        modules.append(value)
-    elif hasattr(value, "param_groups") and not isinstance(value, Mapping):
-        optimizers[path] = value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _look(item, f"{path}.{key}" if path else str(key), modules, optimizers)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _look(item, f"{path}.{index}", modules, optimizers)
-
-
 def _reason_against(optimizers: Mapping[str, Any]) -> str | None:
     if not optimizers:
         return "no optimizer is in the state"
@@ -177,47 +152,22 @@ def _storages(modules: Sequence[nn.Module], optimizers: Mapping[str, Any]) -> fr
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                found.update(map(_storage, _local(parameter)))
+                found.update(map(storage_of, local_parts(parameter)))
         for entry in optimizer.state.values():
             # Scalars, as Adam's `step`, are copied at once.
-            moments = (tensor for tensor in _tensors(entry) if tensor.dim())
-            found.update(_storage(part) for tensor in moments for part in _local(tensor))
+            moments = (tensor for tensor in tensors_in(entry) if tensor.dim())
+            found.update(storage_of(part) for tensor in moments for part in local_parts(tensor))
         # A tensor lr is written by schedulers.
         found.difference_update(
-            _storage(part)
+            storage_of(part)
             for group in optimizer.param_groups
             for key, value in group.items()
             if key != "params"
-            for tensor in _tensors(value)
-            for part in _local(tensor)
+            for tensor in tensors_in(value)
+            for part in local_parts(tensor)
         )
     # The next forward writes buffers, also those that are views of a parameter's memory.
     found.difference_update(
-        _storage(part) for module in modules for buffer in module.buffers() for part in _local(buffer)
+        storage_of(part) for module in modules for buffer in module.buffers() for part in local_parts(buffer)
     )
     return frozenset(found - {0})
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _local(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The plain tensors that hold a tensor's memory here; none for kinds that have no one storage."""
-    to_local = getattr(tensor, "to_local", None)  # DTensor
-    if callable(to_local):
-        with torch.no_grad():
-            tensor = to_local()
-    plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
-    return [tensor] if plain else []
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())

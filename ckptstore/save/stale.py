@@ -1,0 +1,62 @@
+"""Saves of a state that does not change: a known way to lose a training.
+
+A state dict that was taken once, or a model that the optimizer does not train, is saved again and again
+without an error, and what was learned is gone when it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from ckptstore.errors import CkptstoreError
+from ckptstore.model.layout import Layout
+from ckptstore.save.agree import Bools
+from ckptstore.tier.contents import Contents
+
+log = logging.getLogger("ckptstore")
+
+_MODEL = "model"
+
+
+def guessed(layout: Layout) -> Bools:
+    """bool, (tensors,): what is probably trained, where nothing tells: real and complex numbers of the model.
+
+    Of all components, if none is called "model".
+    """
+    heads = layout.heads
+    floats = np.array([dtype.name.startswith(("float", "bfloat", "complex")) for dtype in heads.dtypes], bool)
+    of_model = np.array([component == _MODEL for component in heads.components], bool)
+    return floats & of_model if of_model.any() else floats
+
+
+def warn_if_stale(saved: Contents, base: Contents | None, trainable: Bools | None) -> None:
+    """Warns if all that is trained is as it was at another step.
+
+    Args:
+        base: what was saved or restored before.
+        trainable: bool, (tensors,): of the saved layout; guessed if not known.
+    """
+    record = saved.record
+    if base is None or base.record.run != record.run or base.record.step == record.step:
+        return
+    try:
+        layout = saved.layout
+        if base.record.tables["layout"].digest != record.tables["layout"].digest:
+            return
+        chosen = guessed(layout) if trainable is None or len(trainable) != len(layout.heads) else trainable
+        rows = np.repeat(chosen, np.diff(layout.chunks.first))
+        if not rows.any() or (saved.digests.array[rows] != base.digests.array[rows]).any():
+            return
+    except CkptstoreError as error:  # the tables of the base cannot be read: that is told elsewhere
+        log.debug("not compared with step %d: %s", base.record.step, error.message)
+        return
+    log.warning(
+        "run %r step %d: every %s tensor is exactly as at step %d: is the state that is saved the one "
+        "that is trained?",
+        record.run,
+        record.step,
+        "trainable" if trainable is not None else "model",
+        base.record.step,
+    )
