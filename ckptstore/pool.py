@@ -80,7 +80,10 @@ class Pool:
         self._calls: collections.deque[tuple[Callable[..., Any], Any, Any]] = collections.deque()
         self._workers: list[threading.Thread] = []
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # Two, so that a call that ends wakes nobody who has nothing to do: each would ask for the interpreter.
+        self._called = threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)
         self._error: BaseException | None = None
 
     def submit(self, call: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -89,26 +92,36 @@ class Pool:
         Raises:
             The first error of an earlier call.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._running < self._limit or self._error is not None)
+        with self._lock:
+            self._ended.wait_for(lambda: self._running < self._limit or self._error is not None)
             if self._error is not None:
                 raise self._error
-            self._running += 1
             self._calls.append((call, args, kwargs))
-            if len(self._calls) > self._idle and len(self._workers) < self._threads:
-                name = f"{self._name}-{len(self._workers)}"
-                worker = threading.Thread(target=self._work, name=name, daemon=True)
-                self._workers.append(worker)
-                worker.start()
-            self._changed.notify_all()
+            self._add_one()
+
+    def submit_first(self, call: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Starts a call before all that wait; never waits itself, so that a call may make others."""
+        with self._lock:
+            self._calls.appendleft((call, args, kwargs))
+            self._add_one()
+
+    def _add_one(self) -> None:
+        self._running += 1
+        if len(self._calls) > self._idle and len(self._workers) < self._threads:
+            name = f"{self._name}-{len(self._workers)}"
+            worker = threading.Thread(target=self._work, name=name, daemon=True)
+            self._workers.append(worker)
+            worker.start()
+        else:
+            self._called.notify()
 
     def _work(self) -> None:
         if self._prepare is not None:
             self._prepare()
         while True:
-            with self._changed:
+            with self._lock:
                 self._idle += 1
-                self._changed.wait_for(lambda: self._calls or self._closed)
+                self._called.wait_for(lambda: self._calls or self._closed)
                 self._idle -= 1
                 if not self._calls:
                     return
@@ -120,15 +133,16 @@ class Pool:
             except BaseException as caught:  # noqa: BLE001 - handed to whoever drains
                 error = caught
             del call, args, kwargs  # they may hold buffers
-            with self._changed:
+            with self._lock:
                 self._error = self._error or error
                 self._running -= 1
-                self._changed.notify_all()
+                if self._running < self._limit or self._error is not None:
+                    self._ended.notify_all()
 
     def drain(self) -> None:
         """Waits until nothing is in flight; raises the first error."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._running == 0)
+        with self._lock:
+            self._ended.wait_for(lambda: self._running == 0)
             if self._error is not None:
                 raise self._error
 
@@ -138,8 +152,8 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._called.notify_all()
         for worker in self._workers:
             worker.join()

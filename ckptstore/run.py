@@ -73,7 +73,7 @@ class Run(RunCapture):
     ) -> None:
         super().__init__(store, name, options, saving)
         self._saver: RankedSaver | None = None
-        self._failed_in_a_row = 0  # in a row
+        self._failed_in_a_row = 0
 
     # --- saving -------------------------------------------------------------------------------
 

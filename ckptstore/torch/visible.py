@@ -37,12 +37,11 @@ def _look(value: Any, path: str, modules: list[nn.Module], optimizers: dict[str,
 
 
 def trainable_addresses(state: Any) -> frozenset[int]:
-    """Where the parameters lie that gradients are computed for, and other tensors of a state that want one."""
+    """Where parameters and other tensors of a state lie that gradients are computed for."""
     modules, optimizers, _ = trained(state)
-    found = [parameter for module in modules for parameter in module.parameters()]
-    found += [
-        p for optimizer in optimizers.values() for group in optimizer.param_groups for p in group["params"]
-    ]
+    found: list[torch.Tensor] = [parameter for module in modules for parameter in module.parameters()]
+    for optimizer in optimizers.values():
+        found += [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if isinstance(state, Mapping):
         found += tensors_in(state)
     return frozenset(

@@ -73,7 +73,9 @@ def test_names_that_cannot_begin_a_metric(name):
 
 
 @pytest.mark.parametrize(
-    "definition", {*definitions.OF_A_PROCESS, *definitions.OF_A_STORE}, ids=lambda d: d.name
+    "definition",
+    sorted({*definitions.OF_A_PROCESS, *definitions.OF_A_STORE}, key=lambda d: d.name),
+    ids=lambda d: d.name,
 )
 def test_definitions_keep_the_conventions(definition):
     """https://prometheus.io/docs/practices/naming/"""

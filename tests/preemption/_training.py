@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from ckptstore.signals import shield_worker
 
 def main() -> None:
     directory, how = sys.argv[1:]
-    state = {"weights": np.zeros(50_000), "step": 0}
+    state: dict[str, Any] = {"weights": np.zeros(50_000), "step": 0}
     store = ckptstore.open(directory, create=True)
     with store.run("train") as run, run.preemption("SIGTERM", "SIGUSR1", deadline=20.0) as stop:
         start = run.restore(state) or 0

@@ -10,19 +10,22 @@ import os
 import runpy
 import signal
 from pathlib import Path
-from typing import Any
 
-from ckptstore.save.ranked import RankedSaver
+from ckptstore.save import ranked, share
+from ckptstore.save.parts import Part
+from ckptstore.save.reuse import ReuseIndex
+from ckptstore.save.work import Work
+from ckptstore.tier.tier import Tier
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic" / "train.py"
 
 
 def strike_at(step: int, rank: str, how: str, marker: Path) -> None:
-    write: Any = RankedSaver._write
+    write = share.write_part
 
-    def struck(self: RankedSaver, attempt: Any, *args: Any) -> Any:
-        part = write(self, attempt, *args)
-        if attempt.step == step and rank in ("*", os.environ["RANK"]) and not marker.exists():
+    def struck(tier: Tier, rank_here: int, work: Work, index: ReuseIndex) -> Part:
+        part = write(tier, rank_here, work, index)
+        if work.attempt.step == step and rank in ("*", os.environ["RANK"]) and not marker.exists():
             marker.with_suffix(".new").write_text(str(os.getpid()))
             marker.with_suffix(".new").rename(marker)
             if how == "dead":
@@ -30,7 +33,7 @@ def strike_at(step: int, rank: str, how: str, marker: Path) -> None:
             signal.pause()
         return part
 
-    RankedSaver._write = struck  # type: ignore[assignment, method-assign]
+    setattr(ranked, "write_part", struck)  # noqa: B010 - the name is not the module's own
 
 
 if __name__ == "__main__":

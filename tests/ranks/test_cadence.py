@@ -79,7 +79,9 @@ def test_one_is_asked_and_all_stop_at_the_same_step(rank_pool: RankPool, tmp_pat
         assert seconds == pytest.approx((step - 7) * 0.01, abs=0.011)
         assert exchanges < 10
     with ckptstore.open(tmp_path / "store") as store:
-        assert store.run("train", rank=0, world_size=1).latest.step == step
+        latest = store.run("train", rank=0, world_size=1).latest
+        assert latest is not None
+        assert latest.step == step
 
 
 def save_under_way(rank, world, directory):

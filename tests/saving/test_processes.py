@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import weakref
 
 import pytest
 
 import ckptstore
+from ckptstore.save.lane import Lane
 from tests.saving._process import run_script, steps_of
 from tests.saving.made import PATIENCE, training
 
@@ -84,8 +84,6 @@ def test_a_thread_that_has_nothing_to_do_ends_and_the_next_save_has_another(monk
 
 
 def test_a_lane_goes_on_after_a_job_that_raises(caplog):
-    from ckptstore.save.lane import Lane
-
     lane = Lane("a lane")
     done = threading.Event()
     lane.submit(lambda: 1 / 0)
@@ -163,5 +161,3 @@ def test_a_child_that_saves_to_the_run_takes_it_over(directory):
     assert done.stdout == "superseded\n"
     assert steps_of(directory) == [1, 2]
 
-
-assert os
