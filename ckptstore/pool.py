@@ -23,7 +23,7 @@ def cores() -> int:
 
 def default_threads(concurrency: int) -> int:
     """How many threads serve a backend well: hashing wants the cores, waiting on I/O a few more."""
-    return max(2, min(concurrency, 2 * cores()))
+    return max(2, min(concurrency, 4 * cores()))
 
 
 class Budget:
@@ -37,6 +37,9 @@ class Budget:
     @contextlib.contextmanager
     def hold(self, nbytes: int) -> Iterator[None]:
         """Takes `nbytes` for as long as it lasts; a thread holds once at a time."""
+        if not nbytes:
+            yield
+            return
         with self._changed:
             self._changed.wait_for(lambda: not self._held or self._held + nbytes <= self._limit)
             self._held += nbytes
@@ -51,7 +54,7 @@ class Budget:
 class Pool:
     """Runs calls in threads; after the first error nothing more is started and :meth:`drain` raises it.
 
-    As a context, leaving it waits for what runs. Its threads are its own and not those of
+    As a context, leaving it waits for what was submitted, or, with an error, for what runs. Its threads are its own and not those of
     concurrent.futures, which takes no more calls once the interpreter has begun to exit: a process that
     ends with a save under way finishes it.
     """
@@ -68,7 +71,7 @@ class Pool:
 
         Args:
             threads: at most so many.
-            in_flight: calls that run or wait; twice the threads unless given.
+            in_flight: calls that run or wait before `submit` waits for room; twice the threads unless given.
             prepare: called first in each thread.
         """
         self._threads = threads
@@ -81,7 +84,7 @@ class Pool:
         self._workers: list[threading.Thread] = []
         self._closed = False
         self._lock = threading.Lock()
-        # Two, so that a call that ends wakes nobody who has nothing to do: each would ask for the interpreter.
+        # Two, so that a call that ends wakes nobody in vain: each would ask for the interpreter.
         self._called = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
         self._error: BaseException | None = None
@@ -96,24 +99,15 @@ class Pool:
             self._ended.wait_for(lambda: self._running < self._limit or self._error is not None)
             if self._error is not None:
                 raise self._error
+            self._running += 1
             self._calls.append((call, args, kwargs))
-            self._add_one()
-
-    def submit_first(self, call: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Starts a call before all that wait; never waits itself, so that a call may make others."""
-        with self._lock:
-            self._calls.appendleft((call, args, kwargs))
-            self._add_one()
-
-    def _add_one(self) -> None:
-        self._running += 1
-        if len(self._calls) > self._idle and len(self._workers) < self._threads:
-            name = f"{self._name}-{len(self._workers)}"
-            worker = threading.Thread(target=self._work, name=name, daemon=True)
-            self._workers.append(worker)
-            worker.start()
-        else:
-            self._called.notify()
+            if len(self._calls) > self._idle and len(self._workers) < self._threads:
+                name = f"{self._name}-{len(self._workers)}"
+                worker = threading.Thread(target=self._work, name=name, daemon=True)
+                self._workers.append(worker)
+                worker.start()
+            else:
+                self._called.notify()
 
     def _work(self) -> None:
         if self._prepare is not None:
@@ -136,7 +130,7 @@ class Pool:
             with self._lock:
                 self._error = self._error or error
                 self._running -= 1
-                if self._running < self._limit or self._error is not None:
+                if self._running in (0, self._limit - 1) or self._error is not None:
                     self._ended.notify_all()
 
     def drain(self) -> None:
@@ -153,6 +147,9 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
+            if error is not None:  # what has not begun is not begun any more
+                self._running -= len(self._calls)
+                self._calls.clear()
             self._closed = True
             self._called.notify_all()
         for worker in self._workers:

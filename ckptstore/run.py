@@ -194,10 +194,6 @@ class Run(RunCapture):
         under_way = self._under_way
         return under_way >= IN_FLIGHT or bool(under_way and not self._arena.has_room(self._captured_bytes))
 
-    @property
-    def _under_way(self) -> int:
-        return sum(not pending.done for pending in self._pendings)
-
     def _skip(self, pending: PendingSave) -> None:
         why = f"save of run {self.name!r} step {pending.step}: {self._under_way} saves are under way"
         error = BusyError(why, hint='save less often, or use on_busy="wait"')

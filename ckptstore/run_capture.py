@@ -125,6 +125,10 @@ class RunCapture(RunSessions):
         arena = self._arena
         self._lane.submit(lambda: arena.prepare(nbytes, count))
 
+    @property
+    def _under_way(self) -> int:
+        return sum(not pending.done for pending in self._pendings)
+
     def wait(self, timeout: float | None = None) -> bool:
         return self._lane.wait_below(1, timeout)
 

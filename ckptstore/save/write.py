@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import operator
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +17,7 @@ from ckptstore.backend import Backend
 from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
 from ckptstore.model.layout import Layout
 from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
-from ckptstore.pool import Budget, Pool, default_threads
+from ckptstore.pool import Budget, Pool, cores, default_threads
 from ckptstore.save.cut import Piece
 from ckptstore.save.lane import step_back
 from ckptstore.save.reuse import ReuseIndex, Stored
@@ -23,9 +25,13 @@ from ckptstore.save.work import Progress, Work
 from ckptstore.tier.tier import Tier
 
 _by_component = operator.attrgetter("component")
+_by_size = operator.attrgetter("nbytes")
 
 _HASH_BATCH_BYTES = 4 << 20
 _TINY_BYTES = 64 << 10
+_AHEAD = 4
+"""So many large chunks are begun before the small ones are hashed."""
+
 _FETCH_BYTES = 128 << 20
 """What lazy arrays may hold fetched at once, over all threads (or one chunk or pack, if that is more)."""
 
@@ -45,10 +51,21 @@ class Limits:
 
 def write_chunks(tier: Tier, index: ReuseIndex, rank: int, work: Work) -> Writer:
     """Writes or reuses what one rank has to; durable only after the backend's next sync."""
-    threads = default_threads(tier.backend.capabilities.concurrency)
+    # More than the transfers that are worth while: some wait for a flush while the others write.
+    threads = default_threads(tier.backend.capabilities.concurrency * 3 // 2)
     prepare = step_back if work.in_background else None
-    with Pool(threads, name="ckptstore-save", prepare=prepare) as pool:
-        writer = Writer(tier.backend, pool, index, str(work.attempt), rank, work.flat.layout, work.progress)
+    with contextlib.ExitStack() as stack:
+
+        def pool(count: int, name: str) -> Pool:
+            return stack.enter_context(Pool(count, in_flight=sys.maxsize, name=name, prepare=prepare))
+
+        puts = pool(threads, "ckptstore-save")
+        # Flushes of files join, so that those who write go in step, all of them waiting for the disk or none:
+        # hashing in the same threads would leave the disk idle meanwhile.
+        hashes = pool(min(cores(), threads), "ckptstore-hash") if threads > 1 else puts
+        writer = Writer(
+            tier.backend, (hashes, puts), index, str(work.attempt), rank, work.flat.layout, work.progress
+        )
         for pieces in work.waves:
             writer.write(pieces)
     return writer
@@ -65,7 +82,7 @@ class Writer:
     def __init__(
         self,
         backend: Backend,
-        pool: Pool,
+        pools: tuple[Pool, Pool],
         index: ReuseIndex,
         attempt: str,
         rank: int,
@@ -73,7 +90,7 @@ class Writer:
         progress: Progress,
     ) -> None:
         self._backend = backend
-        self._pool = pool
+        self._hashes, self._puts = pools  # they may be one
         self._index = index
         self._attempt = attempt
         self._rank = rank
@@ -96,41 +113,73 @@ class Writer:
                 compare.append(piece)
             else:
                 (small if piece.nbytes < self._limits.pack_below_bytes else large).append(piece)
+        large.sort(key=_by_size, reverse=True)  # none of the long ones is left to the end
         # Below some tens of KiB a second thread costs more in handing over the GIL than it hashes.
         tiny = [piece for piece in small if piece.nbytes < _TINY_BYTES]
-        for batch in _batches([piece for piece in small if piece.nbytes >= _TINY_BYTES], _HASH_BATCH_BYTES):
-            self._pool.submit(self._hash_batch, batch)
+        others = [piece for piece in small if piece.nbytes >= _TINY_BYTES]
+        batches = [tiny] * bool(tiny) + list(_batches(others, _HASH_BATCH_BYTES))
+        left = itertools.count(len(batches) - 1, -1)  # its next() is atomic
+
+        def hash_small(batch: list[Piece]) -> None:
+            self._hash_batch(batch)
+            if not next(left):
+                for pack in self._packs(small):
+                    self._puts.submit(self._put_pack, pack)
+
+        # The disk gets to write at once, and packs are known soon: a long one would be late as the last.
+        for piece in large[:_AHEAD]:
+            self._submit_large(piece)
+        for batch in batches:
+            self._hashes.submit(hash_small, batch)
+        for piece in large[_AHEAD:]:
+            self._submit_large(piece)
         for batch in _batches(compare, _HASH_BATCH_BYTES):
-            self._pool.submit(self._hash_batch, batch)
-        self._hash_batch(tiny)
-        self._pool.drain()
-        for pack in self._packs(small):
-            self._pool.submit(self._put_pack, pack)
-        for piece in large:
-            self._pool.submit(self._put_large, piece)
-        self._pool.drain()
+            self._hashes.submit(self._hash_batch, batch)
+        self._hashes.drain()
+        self._puts.drain()
         self._progress.add(sum(piece.nbytes for piece in (*small, *compare)))
 
     # --- large chunks, one object each --------------------------------------------------------
 
-    def _put_large(self, piece: Piece) -> None:
-        with self._fetching.hold(_fetched_bytes([piece])):
-            self._put_fetched(piece, piece.data())
+    def _submit_large(self, piece: Piece) -> None:
+        if piece.source is None:
+            self._hashes.submit(self._hash_large, piece, piece.data())
+        else:
+            self._puts.submit(self._put_fetched, piece)
 
-    def _put_fetched(self, piece: Piece, data: memoryview) -> None:
+    def _put_fetched(self, piece: Piece) -> None:
+        with self._fetching.hold(piece.nbytes):
+            data = piece.data()
+            stored = self._place(piece, data)
+            if stored is not None:
+                self._put_large(stored, data)
+
+    def _hash_large(self, piece: Piece, data: memoryview) -> None:
+        stored = self._place(piece, data)
+        if stored is not None:
+            self._puts.submit(self._put_large, stored, data)
+
+    def _place(self, piece: Piece, data: memoryview) -> Stored | None:
+        """Finds where a chunk is or is to be; that place, if it must be put there now."""
         digest = digest_of(data)
         self.digests[piece.row] = digest
         stored = self._index.chunk(digest)
-        if stored is None or stored.in_pack:
+        new = stored is None or stored.in_pack
+        if new:
             stored = Stored(chunk_key(digest, self._attempt, self._rank), len(data), 0, len(data))
             with self._lock:
                 # Equal content twice in one state: the first to come writes it.
                 first = self._placed.setdefault(digest, stored)
-            if first is stored:
-                self._backend.put(stored.key, [data])
-            stored = first
+            stored, new = first, first is stored
         self._stored[piece.row] = stored
+        if new:
+            return stored
         self._progress.add(piece.nbytes)
+        return None
+
+    def _put_large(self, stored: Stored, data: memoryview) -> None:
+        self._backend.put(stored.key, [data])
+        self._progress.add(len(data))
 
     # --- small chunks, in packs ---------------------------------------------------------------
 

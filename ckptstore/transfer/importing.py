@@ -119,6 +119,7 @@ def import_(
             bases=() if latest is None else (latest,),
             allow_pickle=allow_pickle and found.format == "dcp",
             origin="import",
+            wait=True,  # from where it lies: files are read chunk by chunk
         )
         return pending.result()
 

@@ -14,6 +14,7 @@ import ckptstore
 from ckptstore.environment import Environment
 from ckptstore.errors import BusyError
 from ckptstore.model.ids import Attempt
+from ckptstore.save.options import OnBusy
 from ckptstore.testing import FaultBackend
 from ckptstore.tier import layout
 from ckptstore_local import LocalBackend
@@ -104,7 +105,7 @@ def test_who_waits_for_memory_waits_for_the_save_that_holds_it():
 # --- several ranks: torch.distributed with gloo -----------------------------------------------
 
 
-def _gated(place: str, rank: int, on_busy: str) -> ckptstore.Run:
+def _gated(place: str, rank: int, on_busy: OnBusy) -> ckptstore.Run:
     """A run of one rank, whose lane looks at a gate of its own before it begins or ends its part."""
 
     class Gated(FaultBackend):
@@ -124,7 +125,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.002)
 
 
-def _busy_together(rank: int, world: int, place: str, on_busy: str, slow: int) -> list[Any]:
+def _busy_together(rank: int, world: int, place: str, on_busy: OnBusy, slow: int) -> list[Any]:
     """Each rank's levels: rank `slow` is held in its lane from the third save on."""
     import torch.distributed as dist
 
@@ -171,4 +172,3 @@ def test_c087_all_ranks_leave_out_the_same_although_one_is_slower(tmp_path, rank
         assert steps == ([1, 2, 3, 4, 5, 6] if level is None else [1, 2, 3, 4, 6])
         for step in steps:
             assert is_state_of(store.run("train")[step].load(), step)
-

@@ -144,7 +144,9 @@ def test_a_save_made_while_the_process_ends_is_finished(directory):
     assert steps_of(directory) == [1, 2]
 
 
-@pytest.mark.parametrize(("fault", "code", "steps"), [("", 0, [1, 2]), ("backend.script.append(full)", 1, [2])])
+@pytest.mark.parametrize(
+    ("fault", "code", "steps"), [("", 0, [1, 2]), ("backend.script.append(full)", 1, [2])]
+)
 def test_a_child_of_multiprocessing_finishes_its_saves(directory, fault, code, steps):
     done = run_script(
         directory,

@@ -283,4 +283,3 @@ def test_skipped_and_failed_saves_do_not_shift_what_is_reused():
         sixth = train.run.save(6, state)
         sixth.result()
         assert sixth.new_bytes == 120_000
-
