@@ -235,7 +235,7 @@ class KeyedRanks(Ranks):
         if self.leads:
             word = say()
             self._words.put(topic, 0, word)
-            self._tidy(topic)
+            self._topics.append(topic)  # the others may be far behind
             return word
         return self._wait(topic, [0])[0]
 
@@ -243,15 +243,11 @@ class KeyedRanks(Ranks):
         """Each leaves its word and looks for all."""
         self._words.put(topic, self.rank, mine)
         found = self._wait(topic, range(self.world_size))
-        if self.leads:
-            self._tidy(topic)
+        if self.leads:  # all have come to this topic, and have read those before it
+            while self._topics:
+                self._words.drop(self._topics.pop(), self.world_size)
+            self._topics.append(topic)
         return found
-
-    def _tidy(self, topic: str) -> None:
-        # Whoever is at this topic has read those before the last one.
-        self._topics.append(topic)
-        while len(self._topics) > 2:
-            self._words.drop(self._topics.pop(0), self.world_size)
 
     def _wait(self, topic: str, ranks: Sequence[int]) -> list[bytes]:
         found: dict[int, bytes] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -61,7 +60,7 @@ _PATIENCE = 1.2
 _HERE = 0.25
 """After this share of the deadline, who waits for rank 0 says at which call it is."""
 
-_STEPS = 8
+_CALLS = 8
 """So many of its own calls a rank remembers, to compare with what rank 0 has said."""
 
 _KEPT_PLANS = 4
@@ -147,7 +146,7 @@ class RankedSaver:
         self._told_layout: Digest | None = None  # of this rank's part of the last committed save
         self._warned = False
         self._decided: Room | None = None  # of the last commit, to be cleared (rank 0)
-        self._steps: dict[int, int] = {}  # of this rank's own calls, by number
+        self._shifts: dict[int, int] = {}  # of the session at this rank's own calls, by number
         self._ended: Attempt | None = None  # which others have given up
 
     # --- one save -----------------------------------------------------------------------------
@@ -160,7 +159,7 @@ class RankedSaver:
         Raises:
             SaveFailedError: the ranks could not agree; the attempt has ended for all.
         """
-        self._steps = {attempt.number: attempt.step, **dict(list(self._steps.items())[:_STEPS])}
+        self._shifts = {attempt.number: self.session.shift, **dict(list(self._shifts.items())[:_CALLS])}
         with self._saying_why(attempt):
             if attempt.number <= AGREED_CALLS:
                 self._tier.check_marker()
@@ -291,6 +290,12 @@ class RankedSaver:
                 self._unsaid = self._unsaid or self._plans[-1].agreement
             self._plans = []
 
+    def _say_anew(self, attempt: Attempt) -> None:
+        """Who did not learn an outcome follows no plan: all are told one, unless one is on its way."""
+        with self._lock:
+            if self._plans and self._plans[-1].first <= attempt.number:
+                self._unsaid = self._unsaid or self._plans[-1].agreement
+
     def _await_plan(self, room: Room, attempt: Attempt) -> Agreement:
         wait = self._backoff(_PATIENCE)
         while True:
@@ -367,6 +372,8 @@ class RankedSaver:
         self._remember(saved.record, part)
         # Ranks that followed different plans may have written the same: one copy of it was kept.
         self._forget = len({other.plan for other in parts}) > 1
+        if self._forget:
+            self._say_anew(attempt)
         self._renew(parts, attempt.number)
         if self._decided is not None:
             # All have done their part of this save, so none waits for the outcome of the one before.
@@ -460,18 +467,21 @@ class RankedSaver:
         return commits.read_commit(self._tier, self.session.run_key, str(attempt)) is not None
 
     def _count_as_rank_0(self, attempt: Attempt) -> None:
-        """After a call that rank 0 did not make, or made under another number: the next has its number."""
+        """After a call that rank 0 made under another number: from the next on they are the same.
+
+        Training may have made further calls since, and so may rank 0: only how far the numbers of one call
+        lie apart tells something. A call that rank 0 has not come to yet tells nothing.
+        """
         try:
             said = self._calls(attempt)
         except CkptstoreError as error:
             log.warning("rank 0's count of saves is not known: %s", error.message)
             return
-        theirs = max((other for rank, other in said if rank == 0), key=_number, default=None)
-        # What it said of a call that we made together tells only that it has not come to this one.
-        if theirs is not None and (
-            theirs.number > attempt.number or self._steps.get(theirs.number) != theirs.step
-        ):
-            self.session.skip_to(theirs.number)
+        theirs = sorted((other for rank, other in said if rank == 0), key=_number)
+        numbers = {other.step: other.number for other in theirs}
+        if attempt in theirs or attempt.step not in numbers:
+            return
+        self.session.shift_to(self._shifts.get(attempt.number, 0) + numbers[attempt.step] - attempt.number)
 
     # --- the others ---------------------------------------------------------------------------
 

@@ -186,7 +186,8 @@ class Room:
 def reasons_of(errors: Mapping[int, str | None]) -> str:
     """``rank 2: ...; rank 5: ...``, of those that failed by themselves if there are any."""
     failed = sorted((rank, error) for rank, error in errors.items() if error is not None)
-    failed = [(rank, error) for rank, error in failed if error not in (ENDED, TOLD_LATE)] or failed
+    for of_others in ((ENDED, TOLD_LATE), (ENDED,)):
+        failed = [(rank, error) for rank, error in failed if error not in of_others] or failed
     return "; ".join(f"rank {rank}: {error}" for rank, error in failed)
 
 

@@ -29,6 +29,7 @@ class Session:
         self.run_key = run_key_of(epoch.run)
         self.base = base
         self._calls = 0
+        self._shift = 0
         self._sequence = 0
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -42,6 +43,16 @@ class Session:
         """The attempt id of this call of save; skipped and failed calls count too."""
         self._calls += 1
         return Attempt(self.epoch.session, step, self._calls)
+
+    @property
+    def shift(self) -> int:
+        """By how much this rank's numbers differ from its count of calls."""
+        return self._shift
+
+    def shift_to(self, shift: int) -> None:
+        """From the next call on, numbers differ from the count of calls by so much."""
+        self._calls += shift - self._shift
+        self._shift = shift
 
     def skip_to(self, number: int) -> None:
         """Counts on from `number`: rank 0's count is the one that all ranks follow."""
