@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import functools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -301,6 +302,9 @@ class Checkpoint:
                 told.append(error)
                 options.ready(error)
 
+        # Tensors that a capture still copies may not be written; only with torch is there such a capture.
+        if (overlap := sys.modules.get("ckptstore.torch.overlap")) is not None:
+            overlap.wait_for_captures()
         try:
             filled, notes = self._filled(state, dataclasses.replace(options, ready=ready))
         except BaseException as error:

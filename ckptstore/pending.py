@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
@@ -35,6 +36,7 @@ class PendingSave:
         self.run = run
         self.step = step
         self._done = threading.Event()
+        self._pid = os.getpid()
         self._record: CommitRecord | None = None
         self._checkpoint: Checkpoint | None = None
         self._error: BaseException | None = None
@@ -88,10 +90,15 @@ class PendingSave:
             DeadlineError: not yet; the save goes on.
             BusyError: it was skipped.
             SaveFailedError, SessionSupersededError, ...: what ended the save.
-            UsageError: no such level.
+            UsageError: no such level; or the save is another process's, that this one was forked from.
         """
         if level not in LEVELS:
             raise UsageError(f"no such level: {level!r}", hint=f"levels are {', '.join(LEVELS)}")
+        if os.getpid() != self._pid and not self._done.is_set():
+            raise UsageError(
+                f"save of run {self.run!r} step {self.step} goes on in the process that forked this one",
+                hint="wait for it there",
+            )
         reached = self.capturing.wait(timeout) if level == "captured" else self._done.wait(timeout)
         if not reached:
             raise DeadlineError(
@@ -106,6 +113,10 @@ class PendingSave:
     def result(self) -> Checkpoint:
         """The committed checkpoint; raises what failed."""
         return self.wait()
+
+    def wait_done(self) -> None:
+        """Waits for the outcome, whatever it is."""
+        self._done.wait()
 
     def raise_error(self) -> None:
         """Raises the save's error, if it failed; it then counts as told."""
@@ -129,7 +140,7 @@ class PendingSave:
         Args:
             told: only who asks this handle is told.
         """
-        self._error, self._was_raised = error, told
+        self._error, self._was_raised = error, self._was_raised or told
         self._done.set()
 
     def skip(self, error: CkptstoreError) -> None:
@@ -138,7 +149,7 @@ class PendingSave:
         self.fail(error, told=True)
 
     def tell(self) -> None:
-        """The error counts as told."""
+        """The error, also one that is yet to come, counts as told."""
         self._was_raised = True
 
     def __repr__(self) -> str:

@@ -54,9 +54,9 @@ class Budget:
 class Pool:
     """Runs calls in threads; after the first error nothing more is started and :meth:`drain` raises it.
 
-    As a context, leaving it waits for what was submitted, or, with an error, for what runs. Its threads are its own and not those of
-    concurrent.futures, which takes no more calls once the interpreter has begun to exit: a process that
-    ends with a save under way finishes it.
+    As a context, leaving it waits for what was submitted, or, after an error, for what runs. Its threads are
+    its own and not those of concurrent.futures, which takes no more calls once the interpreter has begun to
+    exit: a process that ends with a save under way finishes it.
     """
 
     def __init__(

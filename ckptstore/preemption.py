@@ -261,7 +261,7 @@ class Preemption:
     def _under_way(self, step: int) -> PendingSave | None:
         """The run's newest save, if it is of this step and has not failed."""
         pending = self._newest()
-        if pending is None or pending.step != step or pending.level not in ("captured", "committed"):
+        if pending is None or pending.step != step or pending.level in ("failed", "skipped"):
             return None
         return pending
 

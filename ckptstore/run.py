@@ -107,7 +107,8 @@ class Run(RunCapture):
                 this session saved or resumed from is reused anyway.
             allow_pickle: pickle values of unknown types instead of refusing them.
             origin: where the state comes from: "save" for a training's own, "import" or "average".
-            wait: return when it is committed. Nothing is copied then, and an error is raised at once.
+            wait: return when it is committed. Nothing is copied then, and an error is raised at once, unless
+                the run has ``on_error="warn"``.
 
         Returns:
             A handle; its error, if the save fails, is raised by it, by the next save, or by close.
@@ -131,10 +132,12 @@ class Run(RunCapture):
         try:
             self._begin(pending, given, wait=wait)
         except (UnsupportedValueError, UsageError, BusyError):
+            pending.tell()
             raise
         except BaseException as error:  # it is the pending save's to tell
             if pending in self._pendings:  # its first waves are being written: it fails there
                 if not isinstance(error, CkptstoreError):
+                    pending.tell()
                     raise
             else:
                 self._pendings.append(pending)
@@ -161,7 +164,8 @@ class Run(RunCapture):
             return
         request, work, saver = self._work(session, given, ranks, prepared, live=wait)
         pending.progress = work.progress
-        work.trainable = self._trainable(work.flat, given.state) if ranks.leads else None
+        if ranks.leads:
+            work.trainable, work.is_sure = self._trainable(work.flat, given.state)
         others = [checkpoint.contents for checkpoint in given.bases] if ranks.leads else []
         job = _Job(pending, session, ranks, request, work, saver, others)
         if wait:
@@ -171,8 +175,12 @@ class Run(RunCapture):
             return
 
         def hand_over() -> None:
-            self._lane.submit(functools.partial(self._save, job))
             self._pendings.append(pending)
+            try:
+                self._lane.submit(functools.partial(self._save, job))
+            except BaseException:
+                self._pendings.remove(pending)
+                raise
 
         try:
             pending.capturing = self._capture(work, given.state, started, hand_over)
@@ -187,7 +195,11 @@ class Run(RunCapture):
         # One rank's word, so that no rank skips what another saves.
         if may_skip and self._decide("busy", lambda: {"busy": self._is_busy()})["busy"]:
             return False
-        self._lane.wait_below(1 if wait else IN_FLIGHT)
+        if wait:
+            self._lane.wait_below(1)
+        for pending in list(self._pendings):
+            if self._under_way >= IN_FLIGHT:
+                pending.wait_done()
         return True
 
     def _is_busy(self) -> bool:
@@ -247,11 +259,14 @@ class Run(RunCapture):
             else:
                 saved = job.saver.save(request, work, bases)
             record, seconds = (saved.record, saved.seconds) if isinstance(saved, Saved) else (saved, None)
-            self._finish(job.pending, session, saved)
         except BaseException as error:  # noqa: BLE001 - it is the pending save's to tell
             work.waves.abandon()
             self._failed(job.pending, error)
-            record, failure = None, error
+            failure = error
+        else:
+            self._finish(job.pending, session, saved)
+        if work.has_doubts:
+            self._trained = None
         blocked = work.captured_seconds + (0.0 if work.in_background else clock() - started)
         self._tell(job.pending.step, job.ranks, blocked, record=record, error=failure, seconds=seconds)
         return job.pending
@@ -262,14 +277,16 @@ class Run(RunCapture):
         return self._saver
 
     def _finish(self, pending: PendingSave, session: Session, saved: Saved | CommitRecord) -> None:
-        if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
-            self._store.catalog.put_saved(self.key, session.epoch, saved)
         record = saved.record if isinstance(saved, Saved) else saved
         facts = history.derive(record.attempt, record.metrics, record.tags, (), doomed=False)
         checkpoint = self._checkpoint(history.entry_of(record, facts))
         self._resume_point = checkpoint
         self._failed_in_a_row = 0
-        pending.finish(record, checkpoint)
+        try:
+            if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
+                self._store.catalog.put_saved(self.key, session.epoch, saved)
+        finally:  # the record is there, so it has succeeded, whatever comes now
+            pending.finish(record, checkpoint)
 
     def _failed(self, pending: PendingSave, error: BaseException) -> None:
         self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)
@@ -315,6 +332,7 @@ class Run(RunCapture):
         Args:
             step: of the call of save that raises it, if one does.
         """
+        self._leave_parent()
         untold = []
         while self._pendings and self._pendings[0].done:
             pending = self._pendings.popleft()

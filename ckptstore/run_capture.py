@@ -29,6 +29,7 @@ from ckptstore.save.cut import Bools, Share, cut
 from ckptstore.save.flatten import FlatState, Flattener
 from ckptstore.save.lane import Lane
 from ckptstore.save.options import IN_FLIGHT, SaveOptions
+from ckptstore.save.session import Session
 from ckptstore.save.work import Work
 
 if TYPE_CHECKING:
@@ -50,6 +51,17 @@ class Given:
     origin: str
 
 
+_LOOKS = 2
+"""So many times it is looked at what is trained; later on only in doubt, since that takes its time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Trained:
+    layout: Layout
+    mask: Bools | None
+    times: int
+
+
 class RunCapture(RunSessions):
     """From the state that a caller gives to what is written of it."""
 
@@ -67,7 +79,7 @@ class RunCapture(RunSessions):
         self._own_gate: UpdateGate | None = None
         self._flattener = Flattener()
         self._captured_bytes = 0  # of the last save
-        self._trained: tuple[Layout, Bools | None] | None = None  # of the last layout
+        self._trained: _Trained | None = None
 
     @property
     def _arena(self) -> Arena:
@@ -78,11 +90,29 @@ class RunCapture(RunSessions):
 
     @property
     def _lane(self) -> Lane:
-        """Where saves are finished; a forked child has one of its own."""
-        if self._own_lane is None or not self._own_lane.is_mine:
-            self._own_lane, self._own_arena = Lane(f"ckptstore {self.name[:40]}"), None
-            self._pendings.clear()
+        """Where saves are finished."""
+        self._leave_parent()
+        if self._own_lane is None:
+            self._own_lane = Lane(f"ckptstore {self.name[:40]}")
         return self._own_lane
+
+    def _leave_parent(self) -> None:
+        """In a forked child: the saves under way, and their failures, are the parent's."""
+        if self._own_lane is not None and not self._own_lane.is_mine:
+            self._own_lane = self._own_arena = None
+            self._pendings.clear()
+
+    def _forget_saved(self) -> None:
+        """Training goes on from elsewhere: what was saved before is no save of the steps to come."""
+        untold = [pending for pending in self._pendings if not pending.done or pending.has_untold_error]
+        self._pendings = collections.deque(untold)
+
+    def _open_session(
+        self, resumed_from: Checkpoint | None, *, rewound: bool, exclusive: bool = False
+    ) -> Session:
+        session = super()._open_session(resumed_from, rewound=rewound, exclusive=exclusive)
+        self._forget_saved()
+        return session
 
     @property
     def _gate(self) -> UpdateGate | None:
@@ -111,13 +141,15 @@ class RunCapture(RunSessions):
         Touching memory for the first time takes longer than copying into it; :meth:`restore` does this by
         itself.
         """
-        given = Given(0, state, None, None, (), (), True, "save")
+        step = getattr(state, "step", 0)  # a TrainState keeps the one that it is given
+        given = Given(step if isinstance(step, int) else 0, state, None, None, (), (), True, "save")
         ranks = self._ranks
         _, flat = self._prepare(given, ranks)
         self._touch(_expected_bytes(flat, ranks.world_size), IN_FLIGHT)
 
     def _resume_from(self, checkpoint: Checkpoint, *, continues: bool) -> None:
         super()._resume_from(checkpoint, continues=continues)
+        self._forget_saved()
         # Of one save only: who restores may not mean to save at all.
         self._touch(-(-checkpoint.record.logical_bytes // self._ranks.world_size), 1)
 
@@ -173,17 +205,24 @@ class RunCapture(RunSessions):
         share = share or Share.everything(flat.layout)
         return Work(attempt, flat, share, Waves(self._arena), plan, in_background=True)
 
-    def _trainable(self, flat: FlatState, state: Any) -> Bools | None:
-        """bool, (tensors,): what is trained of what this rank holds; None where nothing tells."""
-        if "torch" not in sys.modules:
-            return None
-        if self._trained is None or self._trained[0] is not flat.layout:
-            from ckptstore.torch.visible import trainable_addresses
+    def _trainable(self, flat: FlatState, state: Any) -> tuple[Bools | None, bool]:
+        """What is trained of what this rank holds, and whether that is so now, or was in an earlier save.
 
-            addresses = trainable_addresses(state)
-            found = [any(_address(part) in addresses for part in parts) for parts in flat.sources]
-            self._trained = flat.layout, np.array(found, bool) if any(found) else None
-        return self._trained[1]
+        Returns:
+            bool, (tensors,), or None where nothing tells.
+        """
+        if "torch" not in sys.modules:
+            return None, True
+        known = self._trained
+        if known is not None and known.layout is flat.layout and known.times >= _LOOKS:
+            return known.mask, known.mask is None
+        from ckptstore.torch.visible import trainable_addresses
+
+        addresses = trainable_addresses(state)
+        found = [any(_address(part) in addresses for part in parts) for parts in flat.sources]
+        times = known.times + 1 if known is not None and known.layout is flat.layout else 1
+        self._trained = _Trained(flat.layout, np.array(found, bool) if any(found) else None, times)
+        return self._trained.mask, True
 
     def _capture(self, work: Work, state: Any, began: float, hand_over: Callable[[], None]) -> Capturing:
         """Copies what is to be stored.

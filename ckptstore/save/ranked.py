@@ -389,7 +389,7 @@ class RankedSaver:
                 name for name, one in zip(part.layout.heads.names, trainable.tolist(), strict=True) if one
             }
             trainable = np.array([name in names for name in saved.layout.heads.names], bool)
-        warn_if_stale(saved, self.session.base, trainable)
+        warn_if_stale(saved, self.session.base, trainable, work)
 
     def _noted(self, request: SaveRequest, notes: list[str]) -> SaveRequest:
         if not notes:

@@ -59,7 +59,7 @@ def save(tier: Tier, session: Session, request: SaveRequest, work: Work, bases: 
         tables = TableWriter(tier.backend, index, attempt, RANK, flat.layout.chunk_bytes)
         phases.note("capture" if work.in_background else "wait", work.captured_seconds)
         saved = commit(tier, session, request, attempt, assembly, tables, phases)
-    warn_if_stale(saved.contents, session.base, work.trainable)
+    warn_if_stale(saved.contents, session.base, work.trainable, work)
     session.base = saved.contents
     return saved
 

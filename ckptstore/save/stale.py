@@ -12,7 +12,8 @@ import numpy as np
 
 from ckptstore.errors import CkptstoreError
 from ckptstore.model.layout import Layout
-from ckptstore.save.agree import Bools
+from ckptstore.save.cut import Bools
+from ckptstore.save.work import Work
 from ckptstore.tier.contents import Contents
 
 log = logging.getLogger("ckptstore")
@@ -31,12 +32,13 @@ def guessed(layout: Layout) -> Bools:
     return floats & of_model if of_model.any() else floats
 
 
-def warn_if_stale(saved: Contents, base: Contents | None, trainable: Bools | None) -> None:
-    """Warns if all that is trained is as it was at another step.
+def warn_if_stale(saved: Contents, base: Contents | None, trainable: Bools | None, work: Work) -> None:
+    """Warns if all that is trained is as it was at another step; or has doubts, if it may not be trained now.
 
     Args:
         base: what was saved or restored before.
         trainable: bool, (tensors,): of the saved layout; guessed if not known.
+        work: what was saved.
     """
     record = saved.record
     if base is None or base.record.run != record.run or base.record.step == record.step:
@@ -51,6 +53,9 @@ def warn_if_stale(saved: Contents, base: Contents | None, trainable: Bools | Non
             return
     except CkptstoreError as error:  # the tables of the base cannot be read: that is told elsewhere
         log.debug("not compared with step %d: %s", base.record.step, error.message)
+        return
+    if not work.is_sure:
+        work.has_doubts = True
         return
     log.warning(
         "run %r step %d: every %s tensor is exactly as at step %d: is the state that is saved the one "

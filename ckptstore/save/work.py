@@ -40,6 +40,8 @@ class Work:
         waves: the chunks in the share, in one go or in several.
         plan: the number of the plan that the share follows; 0: none.
         trainable: bool, (tensors,): what gradients are computed for; None where that is not known.
+        is_sure: that is so in this save, and was not only found in an earlier one.
+        has_doubts: nothing of it has changed; whether that is still what is trained must be looked at anew.
         in_background: the threads that write give way to training.
     """
 
@@ -51,6 +53,8 @@ class Work:
     in_background: bool = False
     progress: Progress = dataclasses.field(default_factory=Progress)
     trainable: Bools | None = None
+    is_sure: bool = True
+    has_doubts: bool = False
     _captured: threading.Event = dataclasses.field(default_factory=threading.Event, init=False)
     _captured_seconds: float = dataclasses.field(default=0.0, init=False)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +19,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ckptstore.torch.visible import local_parts, storage_of, tensors_in, trained
+from ckptstore.torch.visible import local_parts, renormalised, storage_of, tensors_in, trained
 
 logger = logging.getLogger(__name__)
+
+_gates: set[weakref.ref[UpdateGate]] = set()
 
 
 class Waitable(Protocol):
@@ -34,20 +37,45 @@ class Waitable(Protocol):
         """Returns when they may."""
 
 
+def wait_for_captures() -> None:
+    """Returns when no run of this process copies tensors any more; call it before a state is filled."""
+    for found in _gates.copy():  # in one step, whatever threads make or drop gates meanwhile
+        gate = found()
+        if gate is not None:
+            gate.wait()
+
+
+class _Captures:
+    """What is under way in one process, and its locks."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.held: list[Waitable] = []
+        self.lock = threading.Lock()
+        self.changing = threading.RLock()
+        self.depth = 0
+
+
 class UpdateGate:
     """Makes every update wait for the captures under way.
 
     The hook is torch's global one: it also stops optimizers that are not in the state and train the same
-    parameters. While no capture is under way it costs nothing.
+    parameters. While no capture is under way it costs nothing. A forked child waits for none of its
+    parent's: no thread of it copies, and its tensors are its own.
     """
 
     def __init__(self) -> None:
-        self._held: list[Waitable] = []
-        self._lock = threading.Lock()
-        self._changing = threading.RLock()
-        self._depth = 0
+        self._of_process = _Captures()
         self._hook: Any = None
         self._said: set[str] = set()
+        _gates.add(weakref.ref(self, _gates.discard))
+
+    @property
+    def _captures(self) -> _Captures:
+        if self._of_process.process != os.getpid():
+            # Threads that are not here may hold the parent's locks, and would have ended its captures.
+            self._of_process = _Captures()
+        return self._of_process
 
     def deferrable(self, state: Any) -> tuple[frozenset[int], str | None]:
         """What of a state may be copied after `save` has returned.
@@ -61,8 +89,9 @@ class UpdateGate:
             optimizer's state; and, if there are none, why, in a clause. The reason is None inside
             `lock()`: there all is copied at once, since the caller changes tensors itself.
         """
-        with self._changing:
-            if self._depth:
+        captures = self._captures
+        with captures.changing:
+            if captures.depth:
                 return frozenset(), None
         modules, optimizers, reason = trained(state)
         reason = reason or _reason_against(optimizers)
@@ -74,35 +103,38 @@ class UpdateGate:
 
     def hold(self, capturing: Waitable) -> None:
         """Updates wait for this capture from now on; call it in the thread that trains, in `save`."""
-        with self._lock:
-            self._held = [held for held in self._held if not held.done]
+        captures = self._captures
+        with captures.lock:
+            captures.held = [held for held in captures.held if not held.done]
             if capturing.done:
                 return
-            self._held.append(capturing)
+            captures.held.append(capturing)
             if self._hook is None:
                 self._hook = register_optimizer_step_pre_hook(_hook_of(weakref.ref(self)))
                 weakref.finalize(self, self._hook.remove)
 
     def wait(self) -> None:
         """Returns when no capture is under way; call it before tensors are loaded or changed."""
-        with self._lock:
-            held = list(self._held)
+        captures = self._captures
+        with captures.lock:
+            held = list(captures.held)
         for capturing in held:
             capturing.wait()
         if held:
-            with self._lock:
-                self._held = [capturing for capturing in self._held if not capturing.done]
+            with captures.lock:
+                captures.held = [capturing for capturing in captures.held if not capturing.done]
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """For code that changes tensors without an optimizer's `step`; a save inside copies all at once."""
-        with self._changing:
+        captures = self._captures
+        with captures.changing:
             self.wait()
-            self._depth += 1
+            captures.depth += 1
             try:
                 yield
             finally:
-                self._depth -= 1
+                captures.depth -= 1
 
     def close(self) -> None:
         """Waits, and takes the hook away."""
@@ -166,8 +198,12 @@ def _storages(modules: Sequence[nn.Module], optimizers: Mapping[str, Any]) -> fr
             for tensor in tensors_in(value)
             for part in local_parts(tensor)
         )
-    # The next forward writes buffers, also those that are views of a parameter's memory.
+    # The next forward writes buffers, also those that are views of a parameter's memory; and the weights of
+    # embeddings with max_norm, which it renormalises in place.
     found.difference_update(
-        storage_of(part) for module in modules for buffer in module.buffers() for part in local_parts(buffer)
+        storage_of(part)
+        for module in modules
+        for tensor in (*module.buffers(), *renormalised(module))
+        for part in local_parts(tensor)
     )
     return frozenset(found - {0})

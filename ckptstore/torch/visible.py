@@ -49,6 +49,13 @@ def trainable_addresses(state: Any) -> frozenset[int]:
     ) - {0}
 
 
+def renormalised(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters that a forward writes: those of embeddings with ``max_norm``, at any depth."""
+    for part in module.modules():
+        if getattr(part, "max_norm", None) is not None:  # nn.Embedding, nn.EmbeddingBag and their like
+            yield from part.parameters(recurse=False)
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
