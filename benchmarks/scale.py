@@ -164,7 +164,8 @@ def measure(folder: Path, mesh: Mesh, saves: int) -> dict[str, Any]:
                 )
             session.base = saved.contents
             with clock.phase(f"{which}: manifest"):
-                store.catalog.put_saved(run_key_of(RUN), epoch, saved)
+                store.catalog.note_saved(run_key_of(RUN), epoch, saved)
+                store.catalog.catch_up()
             sizes[f"tables written, {which} save"] = written = sum(
                 piece.size_bytes
                 for ref in saved.record.tables.values()

@@ -233,13 +233,49 @@ def memory_of(tensor: Any) -> memoryview | None:
     """The bytes of an ordinary CPU tensor where they lie, row-major and little-endian; None if they do not.
 
     It is only a view of the address, and does not keep the memory: hold ``tensor.untyped_storage()`` for as
-    long as it is used. So it can be kept from save to save while the tensor stays where it is.
+    long as it is used. So it can be kept from save to save while the tensor stays where it is. Read it only
+    if the tensor passes :func:`check_memory`.
     """
+    found = _in_place(tensor)
+    return None if found is None else memoryview(found).cast("B")
+
+
+def _in_place(tensor: Any) -> ctypes.Array[ctypes.c_char] | None:
     if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
     if sys.byteorder != "little" or not tensor.nbytes:
         return None
-    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    found: ctypes.Array[ctypes.c_char] = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return found
+
+
+def check_memory(tensor: Any, path: StatePath) -> None:
+    """That the memory which a tensor is a view of is there: its storage may have been freed or shrunk.
+
+    Args:
+        tensor: ordinary, strided; what is neither the CPU's nor CUDA's passes.
+
+    Raises:
+        UnsupportedValueError: names the path.
+    """
+    if not (tensor.is_cpu or tensor.is_cuda) or not tensor.numel():
+        return
+    size = tensor.element_size()
+    if tensor.is_contiguous():
+        extent = tensor.numel()
+    else:
+        extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    storage = tensor.untyped_storage()
+    end = (tensor.storage_offset() + extent) * size
+    if end > storage.nbytes() or not storage.data_ptr():
+        where = show_path(path)
+        raise UnsupportedValueError(
+            f"{where} is a view of {end} bytes of a storage that has {storage.nbytes()}: its memory has been "
+            "freed or shrunk (untyped_storage().resize_)",
+            path=where,
+            hint="save while it has its memory: with FSDP1, what FSDP.state_dict gives and not the module's "
+            "own tensors",
+        )
 
 
 def _describe_numpy(value: npt.NDArray[Any], path: StatePath) -> ArrayInfo:
@@ -265,18 +301,19 @@ def bytes_of(value: Any) -> memoryview:
     """All elements, row-major and little-endian: a view of the live memory where that is so already.
 
     Returns:
-        A flat memoryview of bytes; a private copy when the memory is laid out otherwise or not on the CPU.
+        A flat memoryview of bytes, which keeps the memory; a private copy when that is laid out otherwise
+        or not on the CPU.
     """
     if isinstance(value, np.ndarray):
         array = np.ascontiguousarray(value)
         if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
             array = array.astype(array.dtype.newbyteorder("<"))
         return _flat(array)
-    try:  # a plain contiguous tensor, in a third of the time: a state may have ten thousand
-        plain = value.view(_torch().int16) if value.dtype is _torch().bfloat16 else value
-        return memoryview(plain.numpy()).cast("B")
-    except (RuntimeError, TypeError, ValueError):
-        tensor = value.detach()
+    in_place: Any = _in_place(value)
+    if in_place is not None:  # not by numpy(): after that, torch refuses to resize the storage for good
+        in_place.storage = value.untyped_storage()
+        return memoryview(in_place).cast("B")
+    tensor = value.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":

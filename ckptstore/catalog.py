@@ -6,6 +6,7 @@ are those of the tier's documents: at worst they are put into a private manifest
 
 from __future__ import annotations
 
+import collections
 import itertools
 import logging
 import os
@@ -56,6 +57,7 @@ class Catalog:
         self._tier = tier
         self._manifest: Manifest | None = None
         self._own_lock = (os.getpid(), threading.RLock())
+        self._noted: collections.deque[tuple[int, str, EpochDoc, Saved]] = collections.deque()
         self.unreadable: dict[str, dict[str, CkptstoreError]] = {}
 
     @property
@@ -110,6 +112,7 @@ class Catalog:
     def close(self) -> None:
         """Closes the manifest; the next use opens it again."""
         with self._lock:
+            self.catch_up()
             if self._manifest is not None:
                 self._manifest.close()
                 self._manifest = None
@@ -120,6 +123,7 @@ class Catalog:
         A damaged file is replaced by a manifest in memory, filled from the tier.
         """
         with self._lock:
+            self.catch_up()
             try:
                 return question(self.manifest)
             except (ManifestUnusable, BusyError, BackendError) as error:
@@ -140,6 +144,7 @@ class Catalog:
         for key in run_keys:
             try:
                 with self._lock:
+                    self.catch_up()
                     self._refresh_run(key)
             except DamageError as error:
                 if run_key is not None:
@@ -303,24 +308,34 @@ class Catalog:
 
     # --- what this process has just done ------------------------------------------------------
 
-    def put_saved(self, run_key: str, epoch: EpochDoc, saved: Saved) -> None:
-        """Puts in a checkpoint that this process committed; failing is harmless, it is read later."""
+    def note_saved(self, run_key: str, epoch: EpochDoc, saved: Saved) -> None:
+        """Remembers a checkpoint that this process committed, for whoever asks next, or :meth:`catch_up`."""
+        self._noted.append((os.getpid(), run_key, epoch, saved))
+
+    def catch_up(self) -> None:
+        """Puts in what was remembered; failing is harmless, it is read later."""
+        with self._lock:
+            while self._noted:
+                pid, run_key, epoch, saved = self._noted.popleft()
+                if pid == os.getpid():  # what a parent saved before a fork it puts in itself
+                    self._put_saved(run_key, epoch, saved)
+
+    def _put_saved(self, run_key: str, epoch: EpochDoc, saved: Saved) -> None:
         uuid = self._tier.marker.tier_uuid
         contents = saved.contents
-        with self._lock:
-            try:
-                self._prepared(self.manifest)
-                digest = contents.record.tables["layout"].digest.hex()
-                rows: LayoutRows | str = digest if self.manifest.has_layout(digest) else layout_rows(contents)
-                with self.manifest.transaction():
-                    self.manifest.put_run(epoch.run, run_key, epoch.started_at)
-                    if epoch.number not in self.manifest.known_epochs(run_key):
-                        self.manifest.put_epoch(run_key, epoch)
-                    self.manifest.put_record(
-                        uuid, run_key, saved.record, rows, tensor_rows(contents), saved.record_bytes
-                    )
-            except CkptstoreError as error:
-                log.warning("the manifest will learn of %s later: %s", contents, error.message)
+        try:
+            self._prepared(self.manifest)
+            digest = contents.record.tables["layout"].digest.hex()
+            rows: LayoutRows | str = digest if self.manifest.has_layout(digest) else layout_rows(contents)
+            with self.manifest.transaction():
+                self.manifest.put_run(epoch.run, run_key, epoch.started_at)
+                if epoch.number not in self.manifest.known_epochs(run_key):
+                    self.manifest.put_epoch(run_key, epoch)
+                self.manifest.put_record(
+                    uuid, run_key, saved.record, rows, tensor_rows(contents), saved.record_bytes
+                )
+        except CkptstoreError as error:
+            log.warning("the manifest will learn of %s later: %s", contents, error.message)
 
 
 def _run_row(named: tuple[str, float], run_key: str) -> tuple[str, str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
@@ -243,11 +244,18 @@ class Hooks:
     """
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
-        self._lock = threading.Lock()
+        self._own_lock = (os.getpid(), threading.Lock())
         self._hooks: tuple[Hook, ...] = ()
         self._has_failed: set[int] = set()
         for hook in hooks:
             self.add(hook)
+
+    @property
+    def _lock(self) -> threading.Lock:
+        """Of this process: in a forked child a thread that has stayed in the parent may seem to hold it."""
+        if self._own_lock[0] != os.getpid():
+            self._own_lock = (os.getpid(), threading.Lock())
+        return self._own_lock[1]
 
     def add(self, hook: Hook) -> None:
         """One more, to be told of what ends from now on.

@@ -103,11 +103,22 @@ class Pool:
             self._calls.append((call, args, kwargs))
             if len(self._calls) > self._idle and len(self._workers) < self._threads:
                 name = f"{self._name}-{len(self._workers)}"
-                worker = threading.Thread(target=self._work, name=name, daemon=True)
-                self._workers.append(worker)
-                worker.start()
+                self._start(threading.Thread(target=self._work, name=name, daemon=True))
             else:
                 self._called.notify()
+
+    def _start(self, worker: threading.Thread) -> None:
+        try:
+            worker.start()
+        except RuntimeError:  # the system has no more threads, or the interpreter is shutting down
+            if not self._workers:
+                self._calls.pop()
+                self._running -= 1
+                raise
+            self._threads = len(self._workers)
+            self._called.notify()
+            return
+        self._workers.append(worker)
 
     def _work(self) -> None:
         if self._prepare is not None:
@@ -146,11 +157,29 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self._close(give_up=error is not None or interrupt is not None)
+                break
+            except BaseException as caught:  # noqa: BLE001 - a Ctrl-C: what runs uses memory of the caller's
+                interrupt = caught
+        if interrupt is not None:
+            raise interrupt
+
+    def _close(self, *, give_up: bool) -> None:
+        """Waits until nothing runs and all threads have ended; may be called again after an interrupt.
+
+        Args:
+            give_up: what has not begun is not begun any more.
+        """
         with self._lock:
-            if error is not None:  # what has not begun is not begun any more
+            if give_up:
                 self._running -= len(self._calls)
                 self._calls.clear()
             self._closed = True
             self._called.notify_all()
+            # First this: a join that was interrupted takes the thread for ended (CPython 3.11).
+            self._ended.wait_for(lambda: self._running == 0)
         for worker in self._workers:
             worker.join()

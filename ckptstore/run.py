@@ -264,7 +264,7 @@ class Run(RunCapture):
             self._failed(job.pending, error)
             failure = error
         else:
-            self._finish(job.pending, session, saved)
+            self._finish(job.pending, session, saved, is_awaited=not work.in_background)
         if work.has_doubts:
             self._trained = None
         blocked = work.captured_seconds + (0.0 if work.in_background else clock() - started)
@@ -276,17 +276,22 @@ class Run(RunCapture):
             self._saver = RankedSaver(self._tier, session, ranks, self._options)
         return self._saver
 
-    def _finish(self, pending: PendingSave, session: Session, saved: Saved | CommitRecord) -> None:
+    def _finish(
+        self, pending: PendingSave, session: Session, saved: Saved | CommitRecord, *, is_awaited: bool = False
+    ) -> None:
         record = saved.record if isinstance(saved, Saved) else saved
         facts = history.derive(record.attempt, record.metrics, record.tags, (), doomed=False)
         checkpoint = self._checkpoint(history.entry_of(record, facts))
         self._resume_point = checkpoint
         self._failed_in_a_row = 0
-        try:
-            if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
-                self._store.catalog.put_saved(self.key, session.epoch, saved)
-        finally:  # the record is there, so it has succeeded, whatever comes now
-            pending.finish(record, checkpoint)
+        if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
+            self._store.catalog.note_saved(self.key, session.epoch, saved)
+        pending.finish(record, checkpoint)
+        # The checkpoint is there: nobody need wait until the manifest says so.
+        if is_awaited:
+            self._lane.submit(self._store.catalog.catch_up)
+        else:
+            self._store.catalog.catch_up()
 
     def _failed(self, pending: PendingSave, error: BaseException) -> None:
         self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)

@@ -215,6 +215,7 @@ def begin(
     *,
     started: Callable[[], None] = lambda: None,
     name_of: Callable[[Piece], str] | None = None,
+    keep: Sequence[Any] = (),
 ) -> Capturing:
     """Copies `pieces_now`; starts a thread that copies `pieces_later`, which nothing may change until then.
 
@@ -224,6 +225,7 @@ def begin(
     Args:
         started: as of :func:`capture`.
         name_of: what an error calls a piece whose tensor has been changed too early.
+        keep: what keeps the memory under the pieces' views; it is held until all is copied.
     """
     everything = [*pieces_now, *pieces_later]
     deferred: list[Wave] = []
@@ -237,7 +239,9 @@ def begin(
                 copies = DeviceCopies()
                 copies.fork(_devices([*at_once, *deferred]))
                 blocks = arena.take(count, lambda: waves.abandoned)
-                return _begin(at_once, deferred[0], blocks, arena, waves, copies, name_of or _name)
+                return _begin(
+                    at_once, deferred[0], blocks, arena, waves, copies, name_of=name_of or _name, keep=keep
+                )
         log.info("capture_bytes holds no whole copy of the state: all of it is copied before save returns")
     capture(everything, arena, waves, started=started)
     return Capturing(deferred=False)
@@ -250,7 +254,9 @@ def _begin(
     arena: Arena,
     waves: Waves,
     copies: DeviceCopies,
+    *,
     name_of: Callable[[Piece], str],
+    keep: Sequence[Any],
 ) -> Capturing:
     if not blocks:  # abandoned while it waited
         waves.end()
@@ -268,7 +274,7 @@ def _begin(
         waves.fail(_as_failure(error))
         raise
 
-    def copy_later() -> None:
+    def copy_later(_keep: Sequence[Any]) -> None:
         try:
             _fill(deferred, second, arena, copies)
             changed = {row for row, tensor, version in versions if _version(tensor) != version}
@@ -285,9 +291,9 @@ def _begin(
         waves.end()
 
     try:
-        threading.Thread(target=copy_later, name="ckptstore-capture", daemon=True).start()
+        threading.Thread(target=copy_later, args=(keep,), name="ckptstore-capture", daemon=True).start()
     except RuntimeError:  # the interpreter is shutting down, or the system has no more threads
-        copy_later()
+        copy_later(keep)
     return capturing
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -114,19 +114,26 @@ def _fetch(piece: Piece, target: Bytes) -> None:
 
 def _run(jobs: Sequence[Job], threads: int) -> None:
     """Does all jobs; this thread takes its share of them."""
-    left = iter(jobs)
-    lock = threading.Lock()
+    left = collections.deque(jobs)
 
     def work() -> None:
         while True:
-            with lock:
-                job = next(left, None)
-            if job is None:
+            try:
+                job = left.popleft()
+            except IndexError:
                 return
-            job()
+            try:
+                job()
+            except BaseException:
+                left.clear()  # the others end after the job that they do
+                raise
 
     with Pool(max(threads - 1, 1), name="ckptstore-capture") as pool:
-        for _ in range(min(threads, len(jobs)) - 1):
-            pool.submit(work)
-        work()
-        pool.drain()
+        try:
+            for _ in range(min(threads, len(jobs)) - 1):
+                pool.submit(work)
+            work()
+            pool.drain()
+        except BaseException:
+            left.clear()
+            raise

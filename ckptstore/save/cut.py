@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ckptstore import arrays
 from ckptstore.model.layout import Layout
-from ckptstore.save.device import DeviceReads, is_on_device
+from ckptstore.save.device import DeviceReads, is_fetched
 
 Bools = npt.NDArray[np.bool_]
 
@@ -100,7 +100,7 @@ def cut(
             lazy: arrays.LazyArray | None = None
             if isinstance(source, arrays.LazyArray):
                 lazy = source
-            elif is_on_device(source):
+            elif view is None and is_fetched(source):
                 lazy = reads.lazy(source, heads.dtypes[tensor], tuple(source.shape))
             if view is None and lazy is None:
                 view = arrays.bytes_of(source)

@@ -134,9 +134,14 @@ class DeviceReads:
             return memoryview(flat_bytes(tensor, start, stop).cpu().numpy())
 
 
-def is_on_device(value: Any) -> bool:
-    """Whether it is a torch tensor whose memory is not the CPU's."""
-    return arrays.is_torch_tensor(value) and value.device.type != "cpu"
+def is_fetched(value: Any) -> bool:
+    """Whether it is a torch tensor whose bytes must be made: on a device, or laid out otherwise.
+
+    They are made chunk by chunk: a whole copy would be memory beyond any budget.
+    """
+    return arrays.is_torch_tensor(value) and not (
+        value.is_cpu and value.is_contiguous() and not value.is_conj() and not value.is_neg()
+    )
 
 
 def flat_bytes(tensor: Any, start: int, stop: int) -> Any:
@@ -146,15 +151,19 @@ def flat_bytes(tensor: Any, start: int, stop: int) -> Any:
     """
     torch = sys.modules["torch"]
     tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
     size = tensor.element_size()
     first, count = start // size, (stop - start) // size
     if not tensor.is_contiguous():
+        while tensor.shape[0] == 1:  # then a row is less than all
+            tensor = tensor[0]
         row = tensor.numel() // tensor.shape[0]
         begin = first // row
-        tensor = tensor[begin : -(-(first + count) // row)].contiguous()
+        tensor = tensor[begin : -(-(first + count) // row)]
         first -= begin * row
+        if not (tensor.is_conj() or tensor.is_neg()):
+            tensor = tensor.contiguous()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg().contiguous()
     # Not view(-1): a single element may keep any stride there.
     return tensor.as_strided((count,), (1,), tensor.storage_offset() + first).view(torch.uint8)
 

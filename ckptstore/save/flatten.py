@@ -76,6 +76,7 @@ class Flattener:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
+        self._sizes: list[int] = []  # bytes of the storage under each view
 
     def flatten(
         self,
@@ -107,8 +108,17 @@ class Flattener:
         before, self._plan = self._plan, None
         collector = _Collector(allow_pickle, rank, world_size, before)
         plain = values.flatten(dict(state), collector)
-        plan = collector.plan(chunk_bytes)
         found = collector.found
+        if 0 in found.places:  # an ordinary tensor that is not empty and lies nowhere
+            number = found.places.index(0)
+            arrays.check_memory(found.sources[number], found.leaves[number].path)
+        plan = collector.plan(chunk_bytes)
+        storages = [found.sources[i].untyped_storage() for i, _ in plan.viewed]
+        sizes = [storage.nbytes() for storage in storages]
+        if plan is not before or sizes != self._sizes:
+            for leaf, source in zip(found.leaves, found.sources, strict=True):
+                if leaf.is_plain and leaf.boxes:
+                    arrays.check_memory(source, leaf.path)
         tree = values.pack(plain)
         if len(tree) > MAX_TREE_BYTES:
             raise UsageError(
@@ -116,7 +126,7 @@ class Flattener:
                 f"more than {MAX_TREE_BYTES}",
                 hint="store large lists of numbers as arrays",
             )
-        self._plan = plan
+        self._plan, self._sizes = plan, sizes
         return FlatState(
             layout=plan.layout,
             sources=Sources([found.sources[i] for i in plan.rows]),
@@ -124,7 +134,7 @@ class Flattener:
             components=tuple(printable(str(key)) for key in state),
             may_differ=plan.may_differ,
             views=plan.views,
-            storages=[found.sources[i].untyped_storage() for i, _ in plan.viewed],
+            storages=storages,
         )
 
 
@@ -197,7 +207,7 @@ class _Collector:
         held = shards.held_of(value, path)
         if held is not None:
             _check_plain(held.array, path)
-            info = arrays.describe(held.array, path)
+            info = _described(held.array, path)
             tie = None if info.tie is None else (*info.tie, held.shape)
             info = dataclasses.replace(info, shape=held.shape, tie=tie)
             return self._leaf(path, info, sorted(held.parts, key=lambda part: part[0].offsets))
@@ -205,7 +215,7 @@ class _Collector:
             composite = arrays.composite_of(value, path)
             if composite is not None:
                 return composite
-            info = arrays.describe(value, path)
+            info = _described(value, path)
             return self._leaf(path, info, _whole(info, value))
         if isinstance(value, arrays.LazyArray):
             # The same object in two places is a tied tensor, as with tensors in memory.
@@ -271,6 +281,13 @@ class _Collector:
                 ) from error
             return values.opaque(class_path_of(value), payload)
         return None
+
+
+def _described(array: Any, path: StatePath) -> arrays.ArrayInfo:
+    info = arrays.describe(array, path)
+    if arrays.is_torch_tensor(array):
+        arrays.check_memory(array, path)
+    return info
 
 
 def _whole(info: arrays.ArrayInfo, value: Any) -> tuple[shards.Part, ...]:

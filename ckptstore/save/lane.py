@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import ctypes
+import functools
 import logging
 import os
 import sys
@@ -23,6 +24,11 @@ _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def step_back() -> None:
     """Lets this thread give way to training: lower CPU and I/O priority, where the system can."""
     if sys.platform != "linux":
@@ -34,8 +40,7 @@ def step_back() -> None:
         log.debug("the priority of a background thread stays: %s", error)
     number = _IOPRIO_SET.get(os.uname().machine)
     if number is not None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.syscall(number, _IOPRIO_WHO_PROCESS, thread, _IOPRIO_BEST_EFFORT_LOWEST)
+        _libc().syscall(number, _IOPRIO_WHO_PROCESS, thread, _IOPRIO_BEST_EFFORT_LOWEST)
 
 
 class Outcome(Protocol):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -31,12 +30,14 @@ from ckptstore.model.record import CommitEnd, CommitRecord
 from ckptstore.model.tables import Locations
 from ckptstore.ranks import Backoff, RankOptions, Ranks, show_ranks
 from ckptstore.save.agree import Agreement, compared
-from ckptstore.save.commit import Saved, SaveRequest, commit
+from ckptstore.save.commit import Assembly, Saved, SaveRequest, commit
 from ckptstore.save.cut import Share
 from ckptstore.save.flatten import FlatState
+from ckptstore.save.joined import Joined
 from ckptstore.save.merge import Merger
 from ckptstore.save.parts import WRITTEN, Part, Start
 from ckptstore.save.phases import Phases
+from ckptstore.save.plans import Plans
 from ckptstore.save.reuse import Remembered, Reusable, ReuseIndex, pinned_contents
 from ckptstore.save.room import ENDED, Room, reasons_of
 from ckptstore.save.saver import Reporter, give_up
@@ -63,38 +64,24 @@ _HERE = 0.25
 _CALLS = 8
 """So many of its own calls a rank remembers, to compare with what rank 0 has said."""
 
-_KEPT_PLANS = 4
-"""Older plans than these many nobody follows."""
-
 AGREED_CALLS = 2
 """In so many first saves of a session training waits until who writes what is agreed: the state is whole when
 the optimizer has made a step. What changes later is agreed in the background."""
 
-PLAN_DELAY = 2
-"""Such a plan counts from so many calls later on: those before may have been captured by the one before."""
 
-_REASONS = {DeadlineError.kind: "rank 0 did not commit it in time"}
+class UnwrittenError(SaveFailedError):
+    """Who was to write something no longer holds it, and who holds it left it to that rank."""
+
+    kind = "unwritten"
+
+
+_REASONS = {
+    DeadlineError.kind: "rank 0 did not commit it in time",
+    UnwrittenError.kind: "who was to write something no longer holds it",
+}
 """What a VOID says in a word, where no part says more."""
 
 _UNTOUCHED = "older checkpoints are untouched; the next save starts anew"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """An agreement, and when it was said.
-
-    Attributes:
-        said: number of the call with which all ranks were told.
-        first: of the first call that follows it.
-    """
-
-    agreement: Agreement
-    said: int
-    first: int
-
-
-_NO_PLAN = Plan(Agreement.of([]), 0, 0)
-"""Everybody writes all that it holds: more than needed, never less."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,11 +123,7 @@ class RankedSaver:
         self._ranks = ranks
         self._options = options
         self._merger = Merger()
-        self._plans: list[Plan] = []
-        self._layouts: list[Layout] | None = None  # what the newest agreement was made from (rank 0)
-        self._layouts_of = 0  # the call in which ranks held these
-        self._unsaid: Agreement | None = None  # made since, and not heard by all yet (rank 0)
-        self._lock = threading.Lock()  # of `_plans`: training adds to them, and so does who writes behind it
+        self._plans = Plans()
         self._forget = False  # the next start says so (rank 0)
         self._memory: _Memory | None = None
         self._told_layout: Digest | None = None  # of this rank's part of the last committed save
@@ -160,12 +143,12 @@ class RankedSaver:
             SaveFailedError: the ranks could not agree; the attempt has ended for all.
         """
         self._shifts = {attempt.number: self.session.shift, **dict(list(self._shifts.items())[:_CALLS])}
+        self._plans.begin(attempt.number)
         with self._saying_why(attempt):
             if attempt.number <= AGREED_CALLS:
                 self._tier.check_marker()
-                agreement = self._agree(Room(self._tier, attempt), attempt, flat)
-                self._follow_plan(Plan(agreement, attempt.number, first=attempt.number))
-            plan = self._plan_at(attempt.number)
+                self._agree(Room(self._tier, attempt), attempt, flat)
+            plan = self._plans.at(attempt.number)
             duty = plan.agreement.duty(flat.layout, self._ranks.rank)
             everything = self._options.check_replicas == "all"
             compare = compared(flat.layout, duty, attempt.number, everything=everything) & ~duty
@@ -185,6 +168,12 @@ class RankedSaver:
             SaveFailedError: it did not commit, and never will; names the ranks and their reasons.
             SessionSupersededError, WrongStoreError: nothing was committed.
         """
+        try:
+            return self._save(request, work, bases)
+        finally:
+            self._plans.end_in_order(work.attempt.number)
+
+    def _save(self, request: SaveRequest, work: Work, bases: Sequence[Contents]) -> Saved | CommitRecord:
         attempt = work.attempt
         room = Room(self._tier, attempt, self._merger.known)
         with self._saying_why(attempt):
@@ -197,7 +186,7 @@ class RankedSaver:
             record = self._outcome(room, attempt)
         except BaseException:
             if self._ended != attempt:
-                self._drop_plans()
+                self._plans.drop()
             raise
         self.session.base = Contents(self._tier, record)
         self._remember(record, part)
@@ -216,6 +205,13 @@ class RankedSaver:
 
     def cannot(self, attempt: Attempt, error: BaseException) -> None:
         """Says that this rank cannot do its part, so that no other waits for it until the deadline."""
+        self._plans.begin(attempt.number)  # it may not have come to `agree`
+        try:
+            self._cannot(attempt, error)
+        finally:
+            self._plans.end(attempt.number)
+
+    def _cannot(self, attempt: Attempt, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, CkptstoreError):  # with the remedy, unless that is the usual one
             reason = error.message if error.hint == _UNTOUCHED else str(error)
@@ -230,9 +226,9 @@ class RankedSaver:
 
     def _give_up(self, attempt: Attempt, error: BaseException) -> None:
         if give_up(self._tier, self.session, str(attempt), error, leads=self._ranks.leads):
-            self._take_back(attempt)
+            self._plans.take_back(attempt.number)
         else:
-            self._drop_plans()
+            self._plans.drop()
 
     def _told(self, attempt: Attempt, error: BaseException) -> BaseException:
         """The error as callers see it."""
@@ -249,52 +245,21 @@ class RankedSaver:
 
     # --- who writes what ----------------------------------------------------------------------
 
-    def _agree(self, room: Room, attempt: Attempt, flat: FlatState) -> Agreement:
-        """At the first save: rank 0 learns what all hold, and says who writes what."""
+    def _agree(self, room: Room, attempt: Attempt, flat: FlatState) -> None:
+        """At the first saves: rank 0 learns what all hold, and says who writes what."""
         if not self._ranks.leads:
             room.say_holding(self._ranks.rank, flat.layout, flat.may_differ)
-            return self._await_plan(room, attempt)
+            self._plans.agree(self._await_plan(room, attempt), attempt.number)
+            return
         layouts = [flat.layout, *self._of_others(room, attempt, room.holdings, "say what they hold")]
         agreement = self._planned(layouts, {*flat.may_differ, *room.may_differ})
         room.say_plan(agreement)
-        self._layouts, self._layouts_of, self._unsaid = layouts, attempt.number, None
-        return agreement
+        self._plans.agree(agreement, attempt.number, layouts)
 
     def _planned(self, layouts: Sequence[Layout], may_differ: Collection[str]) -> Agreement:
         if self._options.replicas == "warn":  # whatever differs, the lowest rank's is to be kept
             may_differ = {name for layout in layouts for name in layout.heads.names}
-        return Agreement.of(layouts, may_differ, self._plans[-1].agreement if self._plans else None)
-
-    def _plan_at(self, call: int) -> Plan:
-        return next((plan for plan in reversed(self._plans) if plan.first <= call), _NO_PLAN)
-
-    def _follow_plan(self, plan: Plan) -> None:
-        with self._lock:
-            self._plans = [*self._plans[-_KEPT_PLANS:], plan]
-
-    def _take_back(self, attempt: Attempt) -> None:
-        """A plan said with an attempt that failed was not heard by all: none follows it, and it is said anew.
-
-        All ranks see the failure before they capture the first call that would have followed the plan.
-        """
-        with self._lock:
-            for plan in self._plans[-1:]:  # an older one needs no saying any more
-                if plan.said == attempt.number:
-                    self._unsaid = self._unsaid or plan.agreement
-            self._plans = [plan for plan in self._plans if plan.said != attempt.number]
-
-    def _drop_plans(self) -> None:
-        """Where it is not known what the others know: whoever follows no plan leaves nothing unwritten."""
-        with self._lock:
-            if self._plans:
-                self._unsaid = self._unsaid or self._plans[-1].agreement
-            self._plans = []
-
-    def _say_anew(self, attempt: Attempt) -> None:
-        """Who did not learn an outcome follows no plan: all are told one, unless one is on its way."""
-        with self._lock:
-            if self._plans and self._plans[-1].first <= attempt.number:
-                self._unsaid = self._unsaid or self._plans[-1].agreement
+        return Agreement.of(layouts, may_differ, self._plans.before())
 
     def _await_plan(self, room: Room, attempt: Attempt) -> Agreement:
         wait = self._backoff(_PATIENCE)
@@ -307,13 +272,29 @@ class RankedSaver:
                 raise self._nothing_from_rank_0(attempt)
 
     def _renew(self, parts: Sequence[Part], call: int) -> None:
-        """After a commit: what the ranks hold now is agreed anew, and said with the next start."""
+        """What the ranks hold now is agreed anew, and said with the next start."""
         layouts = [part.layout for part in parts]
-        # What ranks hold in a later call is agreed already, if training has come to it.
-        if layouts != self._layouts and call >= self._layouts_of:
-            self._layouts, self._layouts_of = layouts, call
+        if self._plans.is_news(layouts, call):
             may_differ = {name for names in {part.may_differ for part in parts} for name in names}
-            self._unsaid = self._planned(layouts, may_differ)
+            self._plans.renew(self._planned(layouts, may_differ), layouts, call)
+
+    def _merged(self, parts: list[Part], attempt: Attempt) -> tuple[Assembly, list[str]]:
+        """One checkpoint of all parts, and notes on what differed by design.
+
+        Raises:
+            UnwrittenError: the plans leave something out. All ranks learn so by the VOID and drop them, until
+                a new one counts that the next start says; whoever learns it late fails the next save alike.
+            SaveFailedError: the parts make no checkpoint.
+        """
+        try:
+            return self._merger.merge(parts, self._name(attempt), replicas=self._options.replicas)
+        except SaveFailedError as error:
+            if not _leave_something_out(parts):
+                raise
+            self._plans.drop()
+            self._renew(parts, attempt.number)
+            # By this kind the VOID names it: of a cause it would name that one's.
+            raise UnwrittenError(error.message, hint=error.hint) from None
 
     # --- rank 0 -------------------------------------------------------------------------------
 
@@ -333,22 +314,20 @@ class RankedSaver:
             session.check_current()
             surviving = intent.surviving()
             alive = tuple(pin for pin in pins if pin in surviving)
-            if self._unsaid is not None:
-                room.say_plan(self._unsaid)
+            agreement = self._plans.say(attempt.number)
+            if agreement is not None:
+                room.say_plan(agreement)
             room.say_start(
                 Start(
                     str(attempt),
                     request.step,
                     attempt.number,
                     alive,
-                    plan=self._unsaid is not None,
+                    plan=agreement is not None,
                     world_size=self._ranks.world_size,
                     forget=self._forget,
                 )
             )
-            if self._unsaid is not None:
-                self._follow_plan(_later(self._unsaid, attempt))
-                self._unsaid = None
             index = self._index([(pin, pins[pin]) for pin in alive])
             phases.end("prepare")
             part = write_part(tier, self._ranks.rank, work, index)
@@ -356,7 +335,7 @@ class RankedSaver:
             parts = [part, *self._of_others(room, attempt, room.parts, "finish")]
             phases.end("parts")
             phases.note("capture" if work.in_background else "wait", work.captured_seconds)
-            assembly, notes = self._merger.merge(parts, self._name(attempt), replicas=self._options.replicas)
+            assembly, notes = self._merged(parts, attempt)
             saved = commit(
                 tier,
                 session,
@@ -373,7 +352,7 @@ class RankedSaver:
         # Ranks that followed different plans may have written the same: one copy of it was kept.
         self._forget = len({other.plan for other in parts}) > 1
         if self._forget:
-            self._say_anew(attempt)
+            self._plans.say_anew(attempt.number)
         self._renew(parts, attempt.number)
         if self._decided is not None:
             # All have done their part of this save, so none waits for the outcome of the one before.
@@ -495,7 +474,7 @@ class RankedSaver:
                 hint="give all ranks the same world_size=",
             )
         if start.plan:
-            self._follow_plan(_later(self._await_plan(room, attempt), attempt))
+            self._plans.hear(self._await_plan(room, attempt), attempt.number)
         if start.forget:
             self._memory = None
         index = self._index([(pin, None) for pin in start.pins])
@@ -565,7 +544,10 @@ class RankedSaver:
         found = commits.read_commit(self._tier, self.session.run_key, str(attempt))
         if isinstance(found, CommitEnd):
             self._ended = attempt
-            self._take_back(attempt)
+            if found.reason == UnwrittenError.kind:
+                self._plans.drop()
+            else:
+                self._plans.take_back(attempt.number)
             if found.reason == SessionSupersededError.kind:
                 self.session.check_current()  # raises, and says by whom
             reason = room.reasons() or _REASONS.get(found.reason, found.reason)
@@ -579,9 +561,10 @@ class RankedSaver:
     def _index(self, pins: Sequence[tuple[Pin, Contents | None]]) -> ReuseIndex:
         """What may be reused: of the last save what this rank remembers, of others their tables."""
         found: list[Reusable] = []
-        if self._memory is not None and self._plans and not self._ranks.leads:
+        newest = self._plans.newest
+        if self._memory is not None and newest is not None and not self._ranks.leads:
             # Of what several write, the lowest rank's is kept: of rank 0, always its own.
-            self._memory = self._memory.but_shared(self._plans[-1].agreement)
+            self._memory = self._memory.but_shared(newest.agreement)
         memory = self._memory
         for (run_key, attempt), contents in pins:
             if memory is not None and memory.stored.record.attempt == attempt:
@@ -596,7 +579,7 @@ class RankedSaver:
     def _remember(self, record: CommitRecord, part: Part) -> None:
         """What the next save may reuse without reading tables: the rows that only this rank wrote."""
         self._told_layout = part.layout.digest
-        plan = next((plan for plan in self._plans if plan.said == part.plan), None)
+        plan = self._plans.said_with(part.plan)
         if plan is None:
             self._memory = None
             return
@@ -613,8 +596,14 @@ class RankedSaver:
         return Backoff(self._tier.environment, seconds, self._ranks.world_size)
 
 
-def _later(agreement: Agreement, attempt: Attempt) -> Plan:
-    return Plan(agreement, attempt.number, attempt.number + PLAN_DELAY)
+def _leave_something_out(parts: Sequence[Part]) -> bool:
+    """Whether no rank wrote some chunk that ranks hold."""
+    joined = Joined.of([part.layout for part in parts], [])
+    if not joined.layout.chunk_count:
+        return False
+    written = np.zeros(joined.layout.chunk_count, bool)
+    written[joined.row[np.concatenate([part.state for part in parts]) == WRITTEN]] = True
+    return not written.all()
 
 
 def _number(attempt: Attempt) -> int:

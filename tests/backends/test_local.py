@@ -456,6 +456,22 @@ class TestDirect:
         os.waitpid(pid, 0)
         assert bytes(bounce.array[:6]) == before == b"parent"
 
+    def test_memory_of_a_thread_that_ended_goes_to_the_next(self):
+        from ckptstore_local._aligned import ALIGN, BOUNCE_BYTES, bounce
+
+        seen: list[tuple[int, int]] = []
+
+        def look():
+            seen.append((bounce.array.__array_interface__["data"][0], len(bounce.array)))
+
+        for _ in range(2):
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+        assert seen[0] == seen[1]
+        assert seen[0][0] % ALIGN == 0
+        assert seen[0][1] == BOUNCE_BYTES
+
 
 # --- create if absent without hard links ----------------------------------------------------------
 

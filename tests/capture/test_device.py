@@ -64,7 +64,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     streams = CudaStreams(fake)
     monkeypatch.setattr("ckptstore.save.device.streams_of", lambda kind: streams)
-    monkeypatch.setattr("ckptstore.save.cut.is_on_device", lambda value: isinstance(value, torch.Tensor))
+    monkeypatch.setattr("ckptstore.save.cut.is_fetched", lambda value: isinstance(value, torch.Tensor))
     return fake
 
 
@@ -104,7 +104,7 @@ def test_small_tensors_of_one_dtype_go_in_one_transfer(cuda: FakeCuda) -> None:
 def test_the_bytes_are_those_of_the_tensors(cuda: FakeCuda, chunk_bytes: int) -> None:
     state = _state()
     with pytest.MonkeyPatch.context() as plain:
-        plain.setattr("ckptstore.save.cut.is_on_device", lambda value: False)
+        plain.setattr("ckptstore.save.cut.is_fetched", lambda value: False)
         expected = bytes_of(pieces_of(state, chunk_bytes))
     arena = Arena(64 * MIB)
     waves = Waves(arena)

@@ -66,16 +66,17 @@ def test_an_interrupt_in_a_later_wave_is_told_once_and_the_last_save_is_made(sto
     assert [checkpoint.step for checkpoint in run.checkpoints()] == [2]
 
 
-def test_an_interrupt_once_the_record_is_there_leaves_a_committed_save(store, monkeypatch):
+@pytest.mark.parametrize("wait", [False, True])
+def test_whatever_happens_once_the_record_is_there_the_save_is_committed(store, monkeypatch, wait):
     run = store.run("r")
 
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.catalog, "put_saved", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run.save(1, {"w": np.ones(3)}, wait=True)
+        patch.setattr(store.catalog, "catch_up", interrupted)
+        assert run.save(1, {"w": np.ones(3)}, wait=wait).wait().step == 1
+        run.wait()
     second = run.save(2, {"w": np.ones(3)}, wait=True).result()
     assert [checkpoint.step for checkpoint in run.checkpoints()] == [1, 2]
     assert second.record.parents == (run[1].id,)

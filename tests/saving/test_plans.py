@@ -6,11 +6,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckptstore.errors import BackendError
-from ckptstore.save.ranked import AGREED_CALLS, PLAN_DELAY
+from ckptstore.errors import BackendError, SaveFailedError
+from ckptstore.model.record import CommitEnd
+from ckptstore.save.agree import Agreement
+from ckptstore.save.plans import NO_PLAN, PLAN_DELAY, Plans
+from ckptstore.save.ranked import AGREED_CALLS
 from ckptstore.testing import Fault
 from ckptstore.tier.contents import Contents
-from tests.crash._support import records
+from tests.crash._support import ends, records
 from tests.inline import all_inline
 from tests.ranks._plain_ranks import Crew, crew, state_of, whole
 
@@ -120,3 +123,130 @@ def test_a_rank_that_cannot_learn_the_outcome_leaves_nothing_out_and_shares_the_
     ranks.each(save(first + 8))
     ranks.each(save(first + 9))
     assert sum(written(ranks, first + 9)) == once(first + 9), written(ranks, first + 9)
+
+
+# --- who was to write something lets go of it -------------------------------------------------
+
+
+def save_without(names: tuple[str, ...], gone: int, step: int):
+    """A save where one rank does not hold some of what all others hold."""
+
+    def work(rank):
+        made = state(step, rank.rank)
+        if rank.rank == gone:
+            for name in names:
+                del made["model"][name]
+        return rank.run.save(step, made).result()
+
+    return work
+
+
+@pytest.mark.parametrize("gone", range(WORLD))
+@pytest.mark.parametrize("deaf", [None, 1, 2])
+def test_what_its_agreed_writer_no_longer_holds_fails_one_save_and_is_shared_out_anew(ranks, gone, deaf):
+    """Even if a rank cannot learn why that save failed."""
+    names = ("large", "frozen", "small")
+    if deaf is not None:
+        fault = Fault("error", op="get", key="commits/*", times=None, error=BROKEN)
+        ranks[deaf].points.script.append(fault)
+    for rank in ranks.try_each(save_without(names, gone, 10)):
+        if rank.rank != deaf:
+            assert isinstance(rank.error, SaveFailedError)
+            assert "nobody wrote its part" in str(rank.error)
+    for rank in ranks:
+        rank.points.script.clear()
+    voids = [end for end in ends(ranks.tier).values() if isinstance(end, CommitEnd)]
+    assert [end.reason for end in voids] == ["unwritten"]
+    for step in range(11, 17):
+        ranks.each(save_without(names, gone, step))
+        check(ranks)
+    assert sum(written(ranks, 16)) == once(16)
+
+
+def test_what_is_let_go_of_and_held_again_in_turn_costs_a_save_at_most_each_time(ranks):
+    failed = []
+    for step in range(10, 19):
+        gone = {0: 0, 1: 2, 2: -1}[step // 3 % 3]
+        chosen = ranks.try_each(save_without(("large", "small"), gone, step))
+        assert len({rank.error is None for rank in chosen}) == 1
+        if chosen[0].error is not None:
+            failed.append(step)
+        check(ranks)
+    assert len(failed) <= 3
+    assert not any(step + 1 in failed for step in failed)
+
+
+# --- in which order things are heard ----------------------------------------------------------
+
+
+def agreements(count: int) -> list[Agreement]:
+    return [Agreement.of([]) for _ in range(count)]
+
+
+def test_a_call_follows_the_plan_that_was_said_last_whichever_was_heard_last():
+    first, second = agreements(2)
+    plans = Plans()
+    for call in (1, 2):
+        plans.begin(call)
+    plans.agree(second, 2)  # training was there before the first save had begun
+    plans.hear(first, 1)
+    for call in (1, 2):
+        plans.end_in_order(call)
+    for call in range(3, 7):
+        plans.begin(call)
+        assert plans.at(call).agreement is second
+        plans.end_in_order(call)
+    assert plans.newest.agreement is second
+
+
+def test_a_first_save_that_fails_while_the_second_is_agreed_on_brings_nothing_back():
+    for fails_first in (True, False):
+        first, second = agreements(2)
+        plans = Plans()
+        plans.begin(1)
+        plans.agree(first, 1, [])
+        plans.begin(2)
+        if fails_first:
+            plans.take_back(1)
+        plans.agree(second, 2, [])
+        if not fails_first:
+            plans.take_back(1)
+        assert plans.at(2).agreement is second
+        assert plans.say(2) is None
+
+
+def test_a_plan_that_could_not_be_said_is_said_with_the_next_start():
+    first, second = agreements(2)
+    plans = Plans()
+    plans.begin(1)
+    plans.agree(first, 1, [])
+    plans.end_in_order(1)
+    plans.renew(second, [NO_PLAN.agreement.layout], 1)
+    plans.begin(2)
+    assert plans.say(2) is second
+    plans.take_back(2)
+    plans.end_in_order(2)
+    plans.begin(3)
+    assert plans.at(3).agreement is first
+    assert plans.say(3) is second
+
+
+@pytest.mark.parametrize("between", ["failed", "skipped"])
+def test_no_plan_is_followed_where_another_rank_may_have_heard_a_newer_one(between):
+    old, new = agreements(2)
+    plans = Plans()
+    plans.begin(1)
+    plans.agree(old, 1)
+    plans.end_in_order(1)
+    plans.begin(2)  # others hear a plan with its start, and it lasts long here
+    if between == "failed":
+        plans.begin(3)  # here alone: elsewhere it waits for the one before
+        plans.end(3)
+    plans.begin(4)
+    # All ranks skip together: then the fourth call is the next after the second, and the plan does not count.
+    assert plans.at(4).agreement is (NO_PLAN.agreement if between == "failed" else old)
+    plans.hear(new, 2)
+    plans.end_in_order(2)
+    plans.end_in_order(4)
+    plans.begin(5)
+    assert plans.at(5).agreement is new
