@@ -235,8 +235,7 @@ class RunCapture(RunSessions):
         """
         flat, layout = work.flat, work.flat.layout
         gate = self._gate
-        # Views hold no memory: a copy that goes on after this returns must not rest on them.
-        pieces = list(cut(layout, flat.sources, work.share, flat.views if gate is None else ()))
+        pieces = list(cut(layout, flat.sources, work.share, flat.views))
         now, later = split(pieces, gate.deferrable(state)[0]) if gate is not None else (pieces, [])
         # The live arrays are training's: nothing may keep them alive once they are copied.
         work.flat = dataclasses.replace(flat, sources=(), views=(), storages=())
@@ -257,6 +256,7 @@ class RunCapture(RunSessions):
                     self._arena,
                     work.waves,
                     started=started,
+                    keep=flat.storages,
                     name_of=lambda piece: layout.heads.names[_tensor_of(layout, piece.row)],
                 )
                 if gate is not None:

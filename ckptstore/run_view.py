@@ -190,6 +190,7 @@ class RunView:
         entries, _ = self._history()
         if not entries:
             if not self.exists:
+                self._store.catalog.refresh()
                 names = self._store.catalog.ask(lambda manifest: manifest.find_runs_like(self.name))
                 return NotFoundError(
                     f"there is no run {self.name!r} in {self._store.url}", hint=similar(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 import re
 
 import pytest
@@ -74,8 +75,8 @@ def test_names_that_cannot_begin_a_metric(name):
 
 @pytest.mark.parametrize(
     "definition",
-    sorted({*definitions.OF_A_PROCESS, *definitions.OF_A_STORE}, key=lambda d: d.name),
-    ids=lambda d: d.name,
+    sorted({*definitions.OF_A_PROCESS, *definitions.OF_A_STORE}, key=operator.attrgetter("name")),
+    ids=operator.attrgetter("name"),
 )
 def test_definitions_keep_the_conventions(definition):
     """https://prometheus.io/docs/practices/naming/"""

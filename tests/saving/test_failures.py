@@ -231,10 +231,8 @@ def test_a_capture_that_fails_after_its_first_wave_fails_the_save_and_frees_the_
                 train.run.save(2, state_of(2, count=30))
         assert train.run.wait(PATIENCE)
         assert train.run._arena.used_bytes == 0
-        with pytest.raises(SaveFailedError, match="the state could not be captured: MemoryError"):
-            train.save(3)
-        train.save(4).result()
-        assert train.check() == [1, 4]
+        train.save(3).result()  # the failure was told where it came
+        assert train.check() == [1, 3]
 
 
 def test_a_storage_that_fails_while_waves_are_captured_does_not_stop_training():

@@ -28,7 +28,7 @@ class Held:
 
     def __init__(self, monkeypatch) -> None:
         self.inside, self.go = threading.Event(), threading.Event()
-        original = capture.copy_wave
+        original = copying.copy_wave
 
         def copy_wave(*args, **options):
             if threading.current_thread().name == "ckptstore-capture":
@@ -179,7 +179,7 @@ def test_after_an_error_copiers_begin_no_further_jobs():
 
 def _no_more_than(threads: int, monkeypatch) -> None:
     start = threading.Thread.start
-    started = []
+    started: list[threading.Thread] = []
 
     def limited(thread: threading.Thread) -> None:
         if thread.name.startswith("few"):
