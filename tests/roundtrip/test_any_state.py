@@ -143,7 +143,7 @@ def test_tied_tensors_come_back_tied_and_are_stored_once():
     weight = torch.randn(64, 64)
     state = {"model": {"wte": weight, "head": weight, "view": weight[:]}, "other": {"copy": weight.clone()}}
     store = fresh()
-    pending = store.run("r").save(1, state)
+    pending = store.run("r").save(1, state, wait=True)
     found = again(store).run("r").latest.load()
     assert found["model"]["wte"] is found["model"]["head"] is found["model"]["view"]
     assert not tied(found["other"]["copy"], found["model"]["wte"])
