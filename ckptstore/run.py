@@ -286,12 +286,14 @@ class Run(RunCapture):
         self._failed_in_a_row = 0
         if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
             self._store.catalog.note_saved(self.key, session.epoch, saved)
-        pending.finish(record, checkpoint)
-        # The checkpoint is there: nobody need wait until the manifest says so.
-        if is_awaited:
+        if is_awaited:  # the checkpoint is there: training need not wait until the manifest says so
+            pending.finish(record, checkpoint)
             self._lane.submit(self._store.catalog.catch_up)
-        else:
+            return
+        try:
             self._store.catalog.catch_up()
+        finally:
+            pending.finish(record, checkpoint)
 
     def _failed(self, pending: PendingSave, error: BaseException) -> None:
         self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)

@@ -32,7 +32,7 @@ _TINY_BYTES = 64 << 10
 _AHEAD = 4
 """So many large chunks are begun before the small ones are hashed."""
 
-_FETCH_BYTES = 128 << 20
+_FETCH_BYTES = 64 << 20
 """What lazy arrays may hold fetched at once, over all threads (or one chunk or pack, if that is more)."""
 
 
@@ -145,7 +145,7 @@ class Writer:
         if piece.source is None:
             self._hashes.submit(self._hash_large, piece, piece.data())
         else:
-            self._puts.submit(self._put_fetched, piece)
+            self._hashes.submit(self._put_fetched, piece)
 
     def _put_fetched(self, piece: Piece) -> None:
         with self._fetching.hold(piece.nbytes):
