@@ -19,7 +19,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace, folder: Path) -> Report:
     )
     small = states.adamw_state(_WARM_UP_GIB)
     for peer in list(candidates):  # imports, and what does not work here at all
-        _try(report, candidates, peer, lambda peer: _samples(peer, small, folder / "peer"))
+        report.attempt(candidates, peer, lambda peer: _samples(peer, small, folder / "peer"))
     for repeat in range(options.repeats):
         say(f"repeat {repeat + 1} of {options.repeats}: floors")
         _measure_floors(report, state, repeat)
@@ -81,14 +81,16 @@ def _run(options: argparse.Namespace, folder: Path) -> Report:
         random.Random(options.seed + repeat).shuffle(order)
         for peer in order:
             say(f"repeat {repeat + 1} of {options.repeats}: {peer.name}")
-            found = _try(report, candidates, peer, lambda peer: _samples(peer, state, folder / "peer"))
+            found = report.attempt(candidates, peer, lambda peer: _samples(peer, state, folder / "peer"))
             for row, seconds in found.items():
                 report.add(row, peer.name, repeat, seconds)
         if "orbax" in options.only:
             _orbax(report, state, folder / "orbax", repeat)
     for peer in list(candidates):
         say(f"does it tear? {peer.name}")
-        found = _try(report, candidates, peer, lambda peer: {"": float(_tears(peer, state, folder / "peer"))})
+        found = report.attempt(
+            candidates, peer, lambda peer: {"": float(_tears(peer, state, folder / "peer"))}
+        )
         report.marks |= {(row, peer.name): "yes" if found[""] else "no" for row in ROWS if found}
     return report
 
@@ -163,21 +165,6 @@ class _Opened:
         finally:
             disk.remove(self._folder)
             gc.collect()
-
-
-def _try(
-    report: Report,
-    candidates: list[AsyncPeer],
-    peer: AsyncPeer,
-    measured: Callable[[AsyncPeer], dict[str, float]],
-) -> dict[str, float]:
-    """What `measured` found of `peer`; whatever it raises takes it out, with the reason."""
-    try:
-        return measured(peer)
-    except Exception as error:  # noqa: BLE001 - another library may raise anything; the table shows it
-        report.drop(peer.name, f"{type(error).__name__}: {error}")
-        candidates.remove(peer)
-        return {}
 
 
 def _orbax(report: Report, state: states.State, folder: Path, repeat: int) -> None:

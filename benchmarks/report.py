@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from benchmarks import goals
 from benchmarks.goals import Goal
@@ -14,6 +14,16 @@ from benchmarks.measure import ROWS
 OURS = "ckptstore"
 _GIB = 1 << 30
 _FLOOR = "floor"
+
+
+class Named(Protocol):
+    """A library that is measured."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
 
 Samples = dict[int, float]
 """Seconds by repeat: repeats are interleaved, so ratios are taken within a repeat."""
@@ -65,6 +75,17 @@ class Report:
         self.skipped[name] = reason
         for key in [key for key in self.peers if key[1] == name]:
             del self.peers[key]
+
+    def attempt(
+        self, candidates: list[N], peer: N, measured: Callable[[N], dict[str, float]]
+    ) -> dict[str, float]:
+        """What `measured` found of `peer`; whatever it raises takes it out, with the reason, and no more."""
+        try:
+            return measured(peer)
+        except Exception as error:  # noqa: BLE001 - another library may raise anything; the table shows it
+            self.drop(peer.name, f"{type(error).__name__}: {error}")
+            candidates.remove(peer)
+            return {}
 
     def lines(self) -> list[Line]:
         """The lines of each row, fastest first."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace, folder: Path) -> Report:
     small = states.adamw_state(_WARM_UP_GIB)
     warm_up = partial(sample, state=small, target=states.blank_like(small), path=folder / "peer")
     for peer in list(candidates):  # imports, thread pools, what does not work here at all
-        _try(report, candidates, peer, warm_up)
+        report.attempt(candidates, peer, warm_up)
     measured = partial(sample, state=state, target=target, path=folder / "peer")
     for repeat in range(options.repeats):
         if floors:
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace, folder: Path) -> Report:
         random.Random(options.seed + repeat).shuffle(order)
         for peer in order:
             say(f"repeat {repeat + 1} of {options.repeats}: {peer.name}")
-            for row, seconds in _try(report, candidates, peer, measured).items():
+            for row, seconds in report.attempt(candidates, peer, measured).items():
                 report.add(row, peer.name, repeat, seconds)
     return report
 
@@ -92,21 +92,6 @@ def _measure_floors(report: Report, floors: Floors, repeat: int) -> None:
                     report.skipped[floor.name] = str(error)
     finally:
         floors.close()
-
-
-def _try(
-    report: Report,
-    candidates: list[peers.Peer | peers.Orbax],
-    peer: peers.Peer | peers.Orbax,
-    measured: Callable[[peers.Peer | peers.Orbax], dict[str, float]],
-) -> dict[str, float]:
-    """One sample of `peer`; whatever it raises takes it out, with the reason, and the run goes on."""
-    try:
-        return measured(peer)
-    except Exception as error:  # noqa: BLE001 - another library may raise anything; the table shows it
-        report.drop(peer.name, f"{type(error).__name__}: {error}")
-        candidates.remove(peer)
-        return {}
 
 
 def _goals(report: Report) -> list[Goal]:

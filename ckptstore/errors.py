@@ -35,6 +35,11 @@ class CkptstoreError(Exception):
         return (_rebuild, (type(self), self.message, self.__dict__.copy()))
 
 
+def kind_of(error: BaseException) -> str:
+    """A word for any error: the kind of one of ours, of others the name of the class."""
+    return error.kind if isinstance(error, CkptstoreError) else type(error).__name__
+
+
 def _rebuild(cls: type[CkptstoreError], message: str, state: dict[str, object]) -> CkptstoreError:
     error = cls.__new__(cls)
     Exception.__init__(error, message)

@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ckptstore.errors import CkptstoreError, SaveFailedError, UsageError
+from ckptstore.errors import SaveFailedError, UsageError, kind_of
 from ckptstore.manifest.text import iso
 from ckptstore.model.record import CommitRecord
 
@@ -174,7 +174,7 @@ def error_kind(error: BaseException) -> str:
     """A word for what went wrong: the kind of a SaveFailedError's cause, where it has one."""
     while isinstance(error, SaveFailedError) and error.__cause__ is not None:
         error = error.__cause__
-    return error.kind if isinstance(error, CkptstoreError) else type(error).__name__
+    return kind_of(error)
 
 
 def public_url(url: str) -> str:
@@ -278,23 +278,20 @@ class Hooks:
 
     def saved(self, event: SaveEvent) -> None:
         """Tells all; never raises what a hook raised."""
-        for hook in self._hooks:
-            try:
-                hook.saved(event)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # noqa: BLE001 - not even SystemExit of a hook ends a training
-                self._log(hook, "saved", error)
+        self._tell("saved", event)
 
     def restored(self, event: RestoreEvent) -> None:
         """Tells all; never raises what a hook raised."""
+        self._tell("restored", event)
+
+    def _tell(self, method: str, event: SaveEvent | RestoreEvent) -> None:
         for hook in self._hooks:
             try:
-                hook.restored(event)
+                getattr(hook, method)(event)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - not even SystemExit of a hook ends a training
-                self._log(hook, "restored", error)
+                self._log(hook, method, error)
 
     def _log(self, hook: Hook, method: str, error: BaseException) -> None:
         with self._lock:

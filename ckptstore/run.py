@@ -24,11 +24,11 @@ from ckptstore.model import history
 from ckptstore.model.ids import check_step
 from ckptstore.model.record import CommitRecord
 from ckptstore.pending import PendingSave
-from ckptstore.ranks import RankOptions, Ranks
+from ckptstore.ranks import Ranks
 from ckptstore.run_capture import Given, RunCapture
 from ckptstore.save.commit import Saved, SaveRequest
 from ckptstore.save.flatten import FlatState
-from ckptstore.save.options import IN_FLIGHT, SaveOptions
+from ckptstore.save.options import IN_FLIGHT, RunOptions
 from ckptstore.save.ranked import RankedSaver
 from ckptstore.save.room import TOLD_LATE, is_only_late
 from ckptstore.save.saver import fork, save
@@ -64,14 +64,8 @@ class Run(RunCapture):
     restoring never disturb a training that goes on elsewhere.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        options: RankOptions | None = None,
-        saving: SaveOptions | None = None,
-    ) -> None:
-        super().__init__(store, name, options, saving)
+    def __init__(self, store: Store, name: str, options: RunOptions | None = None) -> None:
+        super().__init__(store, name, options)
         self._saver: RankedSaver | None = None
         self._failed_in_a_row = 0
 

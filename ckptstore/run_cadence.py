@@ -13,9 +13,9 @@ from ckptstore.model.advice import NEWEST, SaveFacts
 from ckptstore.model.cadence import StepRule, TimeCadence, TimeRule, auto_interval, rule_of
 from ckptstore.model.ids import check_step
 from ckptstore.preemption import DEADLINE_SECONDS, Preemption
-from ckptstore.ranks import RankOptions, Ranks
+from ckptstore.ranks import Ranks
 from ckptstore.run_resume import RunResume
-from ckptstore.save.options import SaveOptions
+from ckptstore.save.options import RunOptions
 
 if TYPE_CHECKING:
     from ckptstore.run import Run
@@ -28,14 +28,8 @@ log = logging.getLogger("ckptstore")
 class RunCadence(RunResume):
     """Telling a training loop when to save."""
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        options: RankOptions | None = None,
-        saving: SaveOptions | None = None,
-    ) -> None:
-        super().__init__(store, name, options, saving)
+    def __init__(self, store: Store, name: str, options: RunOptions | None = None) -> None:
+        super().__init__(store, name, options)
         every = self._saving.save_every
         self._rule = None if every is None else rule_of(every)
         self._due_before: int | None = None  # the step asked about last, or restored

@@ -20,7 +20,7 @@ from ckptstore.errors import UnsupportedValueError
 from ckptstore.model.ids import Attempt
 from ckptstore.model.layout import Layout
 from ckptstore.pending import PendingSave
-from ckptstore.ranks import RankOptions, Ranks, tell_place
+from ckptstore.ranks import Ranks, tell_place
 from ckptstore.run_sessions import RunSessions
 from ckptstore.save.arena import Arena, default_capture_bytes
 from ckptstore.save.capture import Capturing, Waves, begin, room_for, split
@@ -28,7 +28,7 @@ from ckptstore.save.commit import SaveRequest
 from ckptstore.save.cut import Bools, Share, cut
 from ckptstore.save.flatten import FlatState, Flattener
 from ckptstore.save.lane import Lane
-from ckptstore.save.options import IN_FLIGHT, SaveOptions
+from ckptstore.save.options import IN_FLIGHT, RunOptions
 from ckptstore.save.session import Session
 from ckptstore.save.work import Work
 
@@ -65,14 +65,8 @@ class _Trained:
 class RunCapture(RunSessions):
     """From the state that a caller gives to what is written of it."""
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        options: RankOptions | None = None,
-        saving: SaveOptions | None = None,
-    ) -> None:
-        super().__init__(store, name, options, saving)
+    def __init__(self, store: Store, name: str, options: RunOptions | None = None) -> None:
+        super().__init__(store, name, options)
         self._pendings: collections.deque[PendingSave] = collections.deque()
         self._own_lane: Lane | None = None
         self._own_arena: Arena | None = None

@@ -15,9 +15,9 @@ from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import CkptstoreError, UsageError
 from ckptstore.load.host import HostShare, host_peers, this_host
 from ckptstore.model.history import Entry, Facts
-from ckptstore.ranks import KeyedRanks, RankOptions, Ranks, Solo, TorchRanks, need_session_key
+from ckptstore.ranks import KeyedRanks, Ranks, Solo, TorchRanks, need_session_key
 from ckptstore.run_advice import RunAdvice
-from ckptstore.save.options import SaveOptions
+from ckptstore.save.options import RunOptions
 from ckptstore.tier.words import TierWords
 
 if TYPE_CHECKING:
@@ -29,16 +29,10 @@ T = TypeVar("T")
 class RunRanks(RunAdvice):
     """What the ranks of a run do together; one process alone is the simplest case."""
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        options: RankOptions | None = None,
-        saving: SaveOptions | None = None,
-    ) -> None:
+    def __init__(self, store: Store, name: str, options: RunOptions | None = None) -> None:
         super().__init__(store, name)
-        self._options = options or RankOptions()
-        self._saving = saving or SaveOptions()
+        options = options or RunOptions()
+        self._options, self._saving = options.ranks, options.saving
         self._found_ranks: Ranks | None = None
         self._found_in: tuple[int, int] | None = None
         self._peers: tuple[int, int] | None = None
@@ -46,8 +40,8 @@ class RunRanks(RunAdvice):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Opened anew where it is unpickled: a session belongs to one process. A group cannot travel.
-        options = dataclasses.replace(self._options, process_group=None)
-        return (type(self), (self._store, self.name, options, self._saving))
+        ranks = dataclasses.replace(self._options, process_group=None)
+        return (type(self), (self._store, self.name, RunOptions(ranks, self._saving)))
 
     @property
     def _ranks(self) -> Ranks:

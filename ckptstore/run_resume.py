@@ -27,10 +27,9 @@ from ckptstore.model import history
 from ckptstore.model.history import Entry
 from ckptstore.model.ids import check_step
 from ckptstore.model.record import EpochDoc
-from ckptstore.ranks import RankOptions
 from ckptstore.run_ranks import RunRanks, describe_error, pack_entry, revived, unpack_entry
 from ckptstore.run_view import states
-from ckptstore.save.options import SaveOptions
+from ckptstore.save.options import RunOptions
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -58,14 +57,8 @@ class RunResume(RunRanks):
         restored: the report of the last :meth:`restore`, None before and when nothing was restored.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        options: RankOptions | None = None,
-        saving: SaveOptions | None = None,
-    ) -> None:
-        super().__init__(store, name, options, saving)
+    def __init__(self, store: Store, name: str, options: RunOptions | None = None) -> None:
+        super().__init__(store, name, options)
         self.restored: RestoreReport | None = None
         self._resume_point: Checkpoint | None = None
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import CkptstoreError, DeadlineError, SaveFailedError, UsageError
 from ckptstore.model.record import EpochDoc
-from ckptstore.ranks import Backoff, RankOptions, Ranks
+from ckptstore.ranks import Backoff, Ranks
 from ckptstore.run_cadence import RunCadence
-from ckptstore.save.options import SaveOptions
+from ckptstore.save.options import RunOptions
 from ckptstore.save.session import Session
 from ckptstore.tier import runs
 from ckptstore.tier.contents import Contents
@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 class RunSessions(RunCadence):
     """Opening sessions; reading and restoring never does."""
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        options: RankOptions | None = None,
-        saving: SaveOptions | None = None,
-    ) -> None:
-        super().__init__(store, name, options, saving)
+    def __init__(self, store: Store, name: str, options: RunOptions | None = None) -> None:
+        super().__init__(store, name, options)
         self._session: Session | None = None
         self._session_ranks: Ranks | None = None  # whose session it is
         self._opened = 0

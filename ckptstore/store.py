@@ -21,7 +21,7 @@ from ckptstore.model.ids import Attempt
 from ckptstore.ranks import DEADLINE_SECONDS, RankOptions
 from ckptstore.run import Run
 from ckptstore.run_resume import restart_variable
-from ckptstore.save.options import CaptureMode, OnBusy, OnError, SaveOptions
+from ckptstore.save.options import CaptureMode, OnBusy, OnError, RunOptions, SaveOptions
 from ckptstore.tier import layout
 from ckptstore.tier import runs as run_documents
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
@@ -106,11 +106,11 @@ class Store:
         Raises:
             UsageError: the name cannot be used, or the options contradict each other.
         """
-        options = RankOptions(
+        ranks = RankOptions(
             rank, world_size, session_key, process_group, replicas, check_replicas, deadline_seconds
         )
         saving = SaveOptions(capture, capture_bytes, on_busy, on_error, max_failures, save_every)
-        return Run(self, name, options, saving)
+        return Run(self, name, RunOptions(ranks, saving))
 
     def add_hook(self, hook: Hook) -> None:
         """Tells `hook` of saves and restores from now on, on the thread in which they end."""

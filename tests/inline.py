@@ -55,7 +55,7 @@ class InlineLane:
 _POOLS = (
     "ckptstore.save.write.Pool",
     "ckptstore.save.room.Pool",
-    "ckptstore.save.capture.Pool",
+    "ckptstore.save.copying.Pool",
     "ckptstore.load.fetch.Pool",
 )
 
@@ -69,4 +69,4 @@ def all_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread is started by saving or loading."""
     lanes_inline(monkeypatch)
     for name in _POOLS:
-        monkeypatch.setattr(name, InlinePool, raising=False)
+        monkeypatch.setattr(name, InlinePool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ckptstore.inspect.figures import figure_class, picture_path, plain_text, save_figure
+from ckptstore.inspect.figures import figure_class, legend_above, picture_path, plain_text, save_figure
 from ckptstore.model.advice import Advice
 from ckptstore.model.durations import duration_text
 from ckptstore.model.interval import shortest_interval
@@ -75,17 +75,7 @@ def _draw(figure: Any, advice: Advice) -> Any:
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_xlabel("one save every", fontsize=9)
     axis.set_ylabel("lost, % of all time", fontsize=9)
-    axis.legend(
-        loc="lower right",
-        bbox_to_anchor=(1, 1),
-        ncols=len(_PARTS) + 1,
-        fontsize=8,
-        frameon=False,
-        handlelength=1,
-        handletextpad=0.4,
-        columnspacing=1.0,
-        borderaxespad=0,
-    )
+    legend_above(axis, len(_PARTS) + 1, 8)
     made.suptitle(_title(advice), fontsize=10, x=0.01, ha="left")
     return made
 

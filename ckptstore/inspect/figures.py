@@ -39,6 +39,21 @@ def figure_class() -> Any:
     return Figure
 
 
+def legend_above(axis: Any, columns: int, fontsize: float) -> None:
+    """A legend in lines over the upper right corner, where no curve is."""
+    axis.legend(
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=columns,
+        fontsize=fontsize,
+        frameon=False,
+        handlelength=1,
+        handletextpad=0.4,
+        columnspacing=1.0,
+        borderaxespad=0,
+    )
+
+
 def save_figure(figure: Any, target: Path) -> None:
     """Writes a figure; a file that is there is replaced.
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptstore.errors import NotFoundError
-from ckptstore.inspect.figures import figure_class, picture_path, plain_text, save_figure
+from ckptstore.inspect.figures import figure_class, legend_above, picture_path, plain_text, save_figure
 from ckptstore.manifest import CheckpointRow
 from ckptstore.run_view import RunView
 
@@ -176,17 +176,7 @@ def _finish_bars(axis: Any, title: str, entries: int) -> None:
     axis.set_title(title, loc="left", fontsize=9, pad=4)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.7)
     axis.set_axisbelow(True)
-    axis.legend(
-        loc="lower right",
-        bbox_to_anchor=(1, 1),
-        ncols=min(entries, 7),
-        fontsize=7.5,
-        frameon=False,
-        handlelength=1,
-        handletextpad=0.4,
-        columnspacing=1.0,
-        borderaxespad=0,
-    )
+    legend_above(axis, min(entries, 7), 7.5)
 
 
 def _session_starts(rows: list[CheckpointRow]) -> list[float]:

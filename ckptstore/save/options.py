@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from ckptstore.errors import UsageError
+from ckptstore.ranks import RankOptions
 
 CaptureMode = Literal["copy", "overlap"]
 OnBusy = Literal["wait", "skip", "error"]
@@ -44,3 +45,11 @@ class SaveOptions:
                 continue
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise UsageError(f"{name} must be an int of at least {least}, not {number!r}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunOptions:
+    """All that a caller says of a run: who trains it, and how it saves."""
+
+    ranks: RankOptions = dataclasses.field(default_factory=RankOptions)
+    saving: SaveOptions = dataclasses.field(default_factory=SaveOptions)

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 
-from ckptstore.errors import CkptstoreError, SaveFailedError, SessionSupersededError
+from ckptstore.errors import CkptstoreError, SaveFailedError, SessionSupersededError, kind_of
 from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitRecord
@@ -130,7 +130,7 @@ def fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> b
     Returns:
         Whether it is known now that it never commits.
     """
-    reason = error.kind if isinstance(error, CkptstoreError) else type(error).__name__
+    reason = kind_of(error)
     try:
         found = commits.fence(tier, session.run_key, attempt, reason)
         if isinstance(found, CommitRecord):

@@ -28,15 +28,16 @@ class OptimizerLike(Protocol):
     param_groups: list[dict[str, Any]]
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -119,7 +120,7 @@ def capture_optimizer(optimizer: OptimizerLike, names: ParameterNames, label: st
         if isinstance(owner, str):
             shared[owner] = {
                 "value": entry,
-                "device": next((t.device.type for t in _tensors_in(entry)), None),
+                "device": next((t.device.type for t in tensors_in(entry)), None),
             }
             continue
         name = names.name_of(owner) if isinstance(owner, torch.Tensor) else None
@@ -139,7 +140,7 @@ def capture_optimizer(optimizer: OptimizerLike, names: ParameterNames, label: st
             if is_on_cpu and isinstance(value, torch.Tensor) and value.is_cpu:  # as nearly always there
                 beside.add(key)
                 continue
-            kinds = {tensor.device.type for tensor in _tensors_in(value)}
+            kinds = {tensor.device.type for tensor in tensors_in(value)}
             if kinds:
                 kind = kinds.pop()
                 if kind == owner.device.type:

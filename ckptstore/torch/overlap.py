@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ckptstore.torch.visible import local_parts, renormalised, storage_of, tensors_in, trained
+from ckptstore.torch.optimizer import tensors_in
+from ckptstore.torch.visible import local_parts, renormalised, storage_of, trained
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ckptstore.torch.optimizer import tensors_in
 from ckptstore.torch.train_state import TrainState
 
 
@@ -54,18 +55,6 @@ def renormalised(module: nn.Module) -> Iterator[torch.Tensor]:
     for part in module.modules():
         if getattr(part, "max_norm", None) is not None:  # nn.Embedding, nn.EmbeddingBag and their like
             yield from part.parameters(recurse=False)
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def local_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -1,6 +1,5 @@
 """run.advise: from the documents of a store to advice; and its picture."""
 
-import builtins
 import dataclasses
 
 import pytest
@@ -172,19 +171,12 @@ def test_odd_advice_is_drawn(advice, tmp_path):
     plot_advice(advice, tmp_path / "x.png")
 
 
-def test_what_cannot_be_drawn_is_told(tmp_path, monkeypatch):
+def test_what_cannot_be_drawn_is_told(tmp_path, no_matplotlib):
     with pytest.raises(UsageError, match="no picture"):
         plot_advice(ADVICE, tmp_path / "x.txt")
     with pytest.raises(BackendError, match="cannot be written"):
         plot_advice(ADVICE, tmp_path / "no" / "x.png")
-    real = builtins.__import__
-
-    def absent(name, *args):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
+    no_matplotlib()
     with pytest.raises(CkptstoreError) as error:
         plot_advice(ADVICE, tmp_path / "x.png")
     assert "ckptstore[plot]" in error.value.hint

@@ -1,6 +1,5 @@
 """plot: errors without matplotlib; with it, a picture of what is asked for."""
 
-import builtins
 import math
 
 import pytest
@@ -13,16 +12,9 @@ from tests.inspect.made import AWKWARD, store
 __all__ = ["store"]
 
 
-def test_the_extra_is_named_when_matplotlib_is_absent(store, tmp_path, monkeypatch):
+def test_the_extra_is_named_when_matplotlib_is_absent(store, tmp_path, no_matplotlib):
     store.run("r").save(1, {"lr": 1}).result()
-    real = builtins.__import__
-
-    def absent(name, *args):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
+    no_matplotlib()
     with pytest.raises(CkptstoreError) as error:
         plot(store.run("r"), tmp_path / "x.png")
     assert "ckptstore[plot]" in error.value.hint
