@@ -27,7 +27,10 @@ class Pace:
 
 
 class Training:
-    """Square layers, as many as make the model and both moments at least `mib` MiB."""
+    """Square layers, as many as make the model and both moments at least `mib` MiB.
+
+    They are normalized, so that gradients vanish in none of them and every large tensor changes in each step.
+    """
 
     def __init__(self, mib: float, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -35,7 +38,7 @@ class Training:
         count = max(1, -(-int(mib * (1 << 20)) // layer_bytes))
         layers: list[torch.nn.Module] = []
         for _ in range(count):
-            layers += [torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.ReLU()]
+            layers += [torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.LayerNorm(_WIDTH), torch.nn.ReLU()]
         self.model = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self._batch = torch.randn(_BATCH, _WIDTH)

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,10 +24,12 @@ from ckptstore.errors import (
     CkptstoreError,
     DamageError,
     FormatTooNewError,
+    NotFoundError,
     PermissionDeniedError,
 )
 from ckptstore.manifest import MAX_EXPANDED_BOXES, LayoutRows, Manifest, ManifestUnusable, TensorRows, place
 from ckptstore.model.documents import END_LIMIT_BYTES
+from ckptstore.model.history import Entry
 from ckptstore.model.ids import DIGEST_BYTES
 from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, Note
@@ -47,18 +49,30 @@ _EMPTY = Layout((), (), 1)
 
 
 class Catalog:
-    """The manifest of a store with one tier, brought up to date on demand.
+    """The manifest of a store, brought up to date on demand from its tiers.
 
-    Attributes:
-        unreadable: run key -> attempt -> why, of commit records that are there and do not decode.
+    Args:
+        tiers: hottest first; the first must answer, of the others what is known is used while they do not.
+        unreachable: names of tiers that are the store's, too, and could not be opened: likewise.
     """
 
-    def __init__(self, tier: Tier) -> None:
-        self._tier = tier
+    def __init__(self, *tiers: Tier, unreachable: Container[str] = ()) -> None:
+        self._tiers = tiers
+        self._unreachable = unreachable
+        self._tier = tiers[0]
+        self._silent: set[str] = set()
         self._manifest: Manifest | None = None
         self._own_lock = (os.getpid(), threading.RLock())
         self._noted: collections.deque[tuple[int, str, EpochDoc, Saved]] = collections.deque()
-        self.unreadable: dict[str, dict[str, CkptstoreError]] = {}
+        self._unreadable: dict[tuple[str, str], dict[str, CkptstoreError]] = {}
+
+    @property
+    def unreadable(self) -> dict[str, dict[str, CkptstoreError]]:
+        """Run key -> attempt -> why, of commit records that are there and do not decode, in any tier."""
+        merged: dict[str, dict[str, CkptstoreError]] = {}
+        for (_, run_key), found in self._unreadable.items():
+            merged.setdefault(run_key, {}).update(found)
+        return merged
 
     @property
     def _lock(self) -> threading.RLock:
@@ -103,10 +117,14 @@ class Catalog:
         return self._prepared(Manifest.open(None, store_uuid=uuid))
 
     def _prepared(self, manifest: Manifest) -> Manifest:
-        tier = self._tier
-        known = [row for row in manifest.tiers() if row.tier_uuid == tier.marker.tier_uuid]
-        if not known or known[0].url != tier.url:
-            manifest.put_tier(tier.marker.tier_uuid, 0, "main", tier.url)
+        known = {row.tier_uuid: row for row in manifest.tiers()}
+        for number, tier in enumerate(self._tiers):
+            row = known.pop(tier.uuid, None)
+            if row is None or (row.ordinal, row.name, row.url) != (number, tier.name, tier.url):
+                manifest.put_tier(tier.uuid, number, tier.name, tier.url)
+        for row in known.values():
+            if row.name not in self._unreachable:  # what only it has cannot be restored from this store
+                manifest.drop_tier(row.tier_uuid)
         return manifest
 
     def close(self) -> None:
@@ -140,18 +158,45 @@ class Catalog:
         Raises:
             BackendError, StoreNotFoundError: the tier does not answer.
         """
-        run_keys = self._tier.run_keys() if run_key is None else [run_key]
-        for key in run_keys:
+        self._refresh_tier(self._tier, run_key)
+        for tier in self._tiers[1:]:
+            try:
+                self._refresh_tier(tier, run_key)
+            except BackendError as error:
+                level = logging.DEBUG if tier.uuid in self._silent else logging.WARNING
+                self._silent.add(tier.uuid)
+                log.log(level, "tier %s does not answer, what is known of it is used: %s", tier.name, error)
+            else:
+                self._silent.discard(tier.uuid)
+
+    def _refresh_tier(self, tier: Tier, run_key: str | None) -> None:
+        for key in tier.run_keys() if run_key is None else [run_key]:
             try:
                 with self._lock:
                     self.catch_up()
-                    self._refresh_run(key)
+                    self._refresh_run(tier, key)
             except DamageError as error:
                 if run_key is not None:
                     raise
                 log.error("a run is left out: %s", error.message)
         if run_key is None:
-            self.refresh_pins()
+            self._refresh_pins(tier)
+
+    def refresh_pins(self) -> None:
+        """Puts in which intents pin what."""
+        for tier in self._tiers:
+            self._refresh_pins(tier)
+
+    def replicas(self, run_key: str) -> dict[str, dict[str, Entry]]:
+        """Tier uuid -> checkpoint id -> the record that counts there, as far as it was read."""
+        try:
+            found = {
+                tier.uuid: self.ask(lambda m, uuid=tier.uuid: m.history(run_key, tier_uuid=uuid))  # type: ignore[misc]
+                for tier in self._tiers
+            }
+        except NotFoundError:  # no tier has this run
+            return {tier.uuid: {} for tier in self._tiers}
+        return {uuid: {entry.checkpoint: entry for entry in entries} for uuid, entries in found.items()}
 
     def rebuild(self) -> None:
         """Empties the manifest and reads everything again."""
@@ -160,8 +205,8 @@ class Catalog:
             self._prepared(self.manifest)
             self.refresh()
 
-    def _refresh_run(self, run_key: str) -> None:
-        news = self._news(run_key)
+    def _refresh_run(self, tier: Tier, run_key: str) -> None:
+        news = self._news(tier, run_key)
         if news is None:
             return
 
@@ -190,9 +235,9 @@ class Catalog:
             self.close()
             self.refresh()
 
-    def _news(self, run_key: str) -> Callable[[Manifest], None] | None:
-        """What is in the tier and not in the manifest, read; None when there is nothing."""
-        tier, uuid = self._tier, self._tier.marker.tier_uuid
+    def _news(self, tier: Tier, run_key: str) -> Callable[[Manifest], None] | None:
+        """What is in a tier and not in the manifest, read; None when there is nothing."""
+        uuid = tier.uuid
         named = runs.read_run(tier, run_key)
         if named is None:
             return None
@@ -217,11 +262,11 @@ class Catalog:
             if isinstance(found, CommitEnd):
                 ends.append(found)
             elif found is not None:
-                records.append((found, *self._rows(found), info.size_bytes))
-        self.unreadable[run_key] = unreadable
+                records.append((found, *self._rows(tier, found), info.size_bytes))
+        self._unreadable[uuid, run_key] = unreadable
         vanished = [attempt for attempt in known if attempt not in listed or attempt in unreadable]
-        epochs = self._new_epochs(run_key)
-        new_notes, gone_notes = self._new_notes(run_key)
+        epochs = self._new_epochs(tier, run_key)
+        new_notes, gone_notes = self._new_notes(tier, run_key)
         dooms = {layout.stem(info.key) for info in tier.listing(layout.doom_prefix(run_key))}
         old_dooms = self.ask(lambda m: m.known_dooms(uuid, run_key))
         is_new_run = not known and run_key not in {row.run_key for row in self.ask(lambda m: m.runs())}
@@ -256,14 +301,14 @@ class Catalog:
 
         return put
 
-    def _new_epochs(self, run_key: str) -> list[EpochDoc]:
+    def _new_epochs(self, tier: Tier, run_key: str) -> list[EpochDoc]:
         known = self.ask(lambda m: m.known_epochs(run_key))
         found = []
-        for number in runs.epoch_numbers(self._tier, run_key):
+        for number in runs.epoch_numbers(tier, run_key):
             if number in known:
                 continue
             try:
-                epoch = runs.read_epoch(self._tier, run_key, number)
+                epoch = runs.read_epoch(tier, run_key, number)
             except (DamageError, FormatTooNewError) as error:
                 log.error("%s", error.message)
                 continue
@@ -271,14 +316,13 @@ class Catalog:
                 found.append(epoch)
         return found
 
-    def _new_notes(self, run_key: str) -> tuple[list[tuple[str, Note]], list[str]]:
-        uuid = self._tier.marker.tier_uuid
-        known = self.ask(lambda m: m.known_notes(uuid, run_key))
-        listed = set(notes.note_keys(self._tier, run_key))
+    def _new_notes(self, tier: Tier, run_key: str) -> tuple[list[tuple[str, Note]], list[str]]:
+        known = self.ask(lambda m: m.known_notes(tier.uuid, run_key))
+        listed = set(notes.note_keys(tier, run_key))
         found = []
         for key in sorted(listed - known):
             try:
-                note = notes.read_note(self._tier, key)
+                note = notes.read_note(tier, key)
             except (DamageError, FormatTooNewError) as error:
                 log.error("%s", error.message)
                 continue
@@ -286,8 +330,8 @@ class Catalog:
                 found.append((key, note))
         return found, sorted(known - listed)
 
-    def _rows(self, record: CommitRecord) -> tuple[LayoutRows, TensorRows]:
-        contents = Contents(self._tier, record)
+    def _rows(self, tier: Tier, record: CommitRecord) -> tuple[LayoutRows, TensorRows]:
+        contents = Contents(tier, record)
         try:
             return layout_rows(contents), tensor_rows(contents)
         except DamageError as error:
@@ -297,10 +341,9 @@ class Catalog:
                 (), (), (), ()
             )
 
-    def refresh_pins(self) -> None:
-        """Puts in which intents pin what."""
-        uuid = self._tier.marker.tier_uuid
-        found = list(intents.list_intents(self._tier))
+    def _refresh_pins(self, tier: Tier) -> None:
+        uuid = tier.uuid
+        found = list(intents.list_intents(tier))
         seen = {(row.intent, row.attempt) for row in self.ask(lambda m: m.pins()) if row.tier_uuid == uuid}
         if seen != {(doc.attempt, attempt) for doc in found for _, attempt in doc.pins}:
             with self._lock:

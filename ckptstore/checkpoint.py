@@ -24,6 +24,7 @@ from ckptstore.model.targets import LOAD, SavedTree
 from ckptstore.ranks import place_in_torch, tell_place
 from ckptstore.tier import commits
 from ckptstore.tier.contents import Contents
+from ckptstore.tier.copies import Copy
 from ckptstore.tier.intents import Intent
 from ckptstore.tier.tier import Tier
 
@@ -201,6 +202,17 @@ class Checkpoint:
     def contents(self) -> Contents:
         """The record's tables, read on demand."""
         return Contents(self.tier, self.record)
+
+    @functools.cached_property
+    def copies(self) -> list[Copy]:
+        """Its records in all tiers that answer, hottest first, damaged ones last."""
+        return self._store.copies_of(run_key_of(self.run), self._entry)
+
+    def contents_in(self, tier: Tier) -> Contents | None:
+        """What its copy in one tier holds; None where there is none."""
+        if tier is self.tier:
+            return self.contents
+        return next((copy.contents for copy in self.copies if copy.tier is tier), None)
 
     @property
     def saved(self) -> SavedTree:

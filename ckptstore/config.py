@@ -4,23 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptstore.backend import split_scheme
 from ckptstore.errors import StoreNotFoundError, UsageError
+from ckptstore.model.byte_sizes import bytes_of
+from ckptstore.tier.tier import MAIN, REQUIREMENTS, UNLIMITED, Limits, Requirement
 
 FILE_NAME = "ckptstore.toml"
 VARIABLE = "CKPTSTORE"
 
+_TIER_KEYS = {
+    "name",
+    "url",
+    "scope",
+    "replicate",
+    "max_bytes_per_second",
+    "concurrency",
+    "options",
+    "retention",
+}
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TierConfig:
-    """One tier as configured: where it is, and options for its backend."""
+    """One tier as configured.
+
+    Attributes:
+        url: where it is.
+        options: for its backend.
+        name: what people call it; unique in the store.
+        requirement: whether checkpoints must reach it.
+        limits: for copying to and from it in the background.
+        retention: its own policy, as written.
+    """
 
     url: str
     options: Mapping[str, object]
+    name: str = MAIN
+    requirement: Requirement = "async"
+    limits: Limits = UNLIMITED
+    retention: Mapping[str, object] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,29 +107,62 @@ def _read(path: Path) -> StoreConfig:
     tiers = body.get("tiers")
     if not isinstance(tiers, list) or not tiers:
         raise UsageError(f"{path}: it names no tier", hint='add [[tiers]] with url = "..."')
-    if len(tiers) > 1:
-        raise UsageError(
-            f"{path} names {len(tiers)} tiers; this release opens stores of one",
-            hint="keep the first [[tiers]] only",
-        )
     store_uuid = body.get("store_uuid")
     if store_uuid is not None and not isinstance(store_uuid, str):
         raise UsageError(f"{path}: store_uuid must be a string")
-    return StoreConfig(tuple(_tier(item, path) for item in tiers), store_uuid)
+    found = tuple(_tier(item, number, path) for number, item in enumerate(tiers))
+    names = [tier.name for tier in found]
+    for kind, values in (("name", names), ("url", [tier.url for tier in found])):
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                f"{path}: two tiers have the {kind} {twice!r}", hint=f"give each [[tiers]] its own {kind}"
+            )
+    return StoreConfig(found, store_uuid)
 
 
-def _tier(item: Any, path: Path) -> TierConfig:
+def _tier(item: Any, number: int, path: Path) -> TierConfig:
     if not isinstance(item, dict) or not isinstance(item.get("url"), str):
         raise UsageError(f'{path}: each [[tiers]] wants url = "..."')
     if item.get("scope", "shared") != "shared":
         raise UsageError(
             f"{path}: scope = {item['scope']!r} is not supported", hint='use a shared tier (no "scope")'
         )
-    options = item.get("options", {})
-    unknown = sorted(set(item) - {"url", "scope", "options"})
-    if unknown or not isinstance(options, dict):
-        raise UsageError(f"{path}: unknown key {(unknown or ['options'])[0]!r} in [[tiers]]")
+    unknown = sorted(set(item) - _TIER_KEYS)
+    if unknown:
+        raise UsageError(
+            f"{path}: unknown key {unknown[0]!r} in [[tiers]]",
+            hint=f"known keys: {', '.join(sorted(_TIER_KEYS))}",
+        )
+    for key in ("options", "retention"):
+        if not isinstance(item.get(key, {}), dict):
+            raise UsageError(f"{path}: {key!r} in [[tiers]] must be a table: write [tiers.{key}]")
     url = item["url"]
+    scheme, _ = split_scheme(url)
     if "://" not in url and not os.path.isabs(url):
         url = str(path.parent / url)  # relative to the file, whatever the working directory
-    return TierConfig(url, options)
+    name = item.get("name", MAIN if number == 0 else scheme)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{path}: {name!r} cannot be the name of a tier",
+            hint="use letters, digits, '-' and '_', up to 40",
+        )
+    requirement = item.get("replicate", "async")
+    if requirement not in REQUIREMENTS:
+        raise UsageError(
+            f"{path}: replicate = {requirement!r} in [[tiers]]", hint=f"use {', '.join(REQUIREMENTS)}"
+        )
+    return TierConfig(
+        url, item.get("options", {}), name, requirement, _limits(item, path), item.get("retention")
+    )
+
+
+def _limits(item: Mapping[str, Any], path: Path) -> Limits:
+    rate, concurrency = item.get("max_bytes_per_second"), item.get("concurrency")
+    if rate is not None:
+        rate = bytes_of(rate, f"{path}: max_bytes_per_second")
+    if rate == 0:
+        raise UsageError(f"{path}: max_bytes_per_second = 0 would stop all copying", hint="leave it out")
+    if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+        raise UsageError(f"{path}: concurrency must be a whole number from 1, not {concurrency!r}")
+    return Limits(rate, concurrency)

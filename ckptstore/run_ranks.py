@@ -78,7 +78,7 @@ class RunRanks(RunAdvice):
         return KeyedRanks(options.rank, options.world_size, key, words, environment, options.deadline_seconds)
 
     def _checkpoint(self, entry: Entry) -> Checkpoint:
-        return Checkpoint(self._store, self._tier, self.name, entry, self._place())
+        return Checkpoint(self._store, self._store.tier_of(entry), self.name, entry, self._place())
 
     def _place(self) -> tuple[int, int] | None:
         """(rank, world size) as this run was told; None where torch.distributed says. Asks no other rank."""
@@ -166,7 +166,8 @@ def pack_entry(entry: Entry) -> dict[str, Any]:
 def unpack_entry(values: dict[str, Any]) -> Entry:
     """Back from :func:`pack_entry`."""
     facts = Facts(**{**values["facts"], "tags": tuple(values["facts"]["tags"])})
-    return Entry(**{**values, "facts": facts})
+    copies = tuple((tier, attempt) for tier, attempt in values["copies"])
+    return Entry(**{**values, "facts": facts, "copies": copies})
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class RunView:
         )
 
     def _checkpoint(self, entry: Entry) -> Checkpoint:
-        return Checkpoint(self._store, self._tier, self.name, entry)
+        return Checkpoint(self._store, self._store.tier_of(entry), self.name, entry)
 
     def _steps_near(self, step: int) -> str:
         steps = sorted({entry.step for entry in self._history()[0]}, key=lambda s: abs(s - step))[:5]

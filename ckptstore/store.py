@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
 from ckptstore import refs
-from ckptstore.backend import open_backend
 from ckptstore.catalog import Catalog, similar
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.config import StoreConfig, resolve
 from ckptstore.environment import Environment
-from ckptstore.errors import ConflictError, GuardError, NotFoundError, StoreNotFoundError, WrongStoreError
+from ckptstore.errors import (
+    CkptstoreError,
+    ConflictError,
+    GuardError,
+    NotFoundError,
+    StoreNotFoundError,
+)
 from ckptstore.events import Hook, Hooks
 from ckptstore.manifest import RunRow
+from ckptstore.model.history import Entry
 from ckptstore.model.ids import Attempt
 from ckptstore.ranks import DEADLINE_SECONDS, RankOptions
 from ckptstore.run import Run
@@ -24,20 +30,58 @@ from ckptstore.run_resume import restart_variable
 from ckptstore.save.options import CaptureMode, OnBusy, OnError, RunOptions, SaveOptions
 from ckptstore.tier import layout
 from ckptstore.tier import runs as run_documents
+from ckptstore.tier.copies import Copy
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
-from ckptstore.tier.retry import RetryingBackend
 from ckptstore.tier.tier import Tier
+from ckptstore.tiers import Tiers, create_tiers, open_tiers
 from ckptstore.verify import Problem, Progress, Target, Verifier, VerifyReport
 
 
 class Store:
     """An open store. Made by :func:`open` and :func:`init`; opening one changes nothing in it."""
 
-    def __init__(self, config: StoreConfig, tier: Tier, hooks: Iterable[Hook] = ()) -> None:
+    def __init__(self, config: StoreConfig, tiers: Tiers | Tier, hooks: Iterable[Hook] = ()) -> None:
         self._config = config
-        self.tier = tier
-        self.catalog = Catalog(tier)
+        self._opened = tiers if isinstance(tiers, Tiers) else Tiers((tiers,))
+        self.tier = self._opened.tiers[0]
+        self.catalog = Catalog(*self.tiers, unreachable=self.unreachable)
         self.hooks = Hooks(hooks)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Its tiers that answer, hottest first."""
+        return self._opened.tiers
+
+    @property
+    def unreachable(self) -> Mapping[str, CkptstoreError]:
+        """Name -> why, of the configured tiers that could not be opened."""
+        return self._opened.unreachable
+
+    def tier_named(self, name: str) -> Tier:
+        """The tier of that name.
+
+        Raises:
+            NotFoundError: it has none; the names are given.
+            CkptstoreError: it could not be opened.
+        """
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        if name in self.unreachable:
+            raise self.unreachable[name]
+        raise NotFoundError(
+            f"{self.url} has no tier {name!r}", hint=f"its tiers are {', '.join(t.name for t in self.tiers)}"
+        )
+
+    def tier_of(self, entry: Entry) -> Tier:
+        """Where the record is that speaks for a checkpoint."""
+        return next((tier for tier in self.tiers if tier.uuid == entry.tier), self.tier)
+
+    def copies_of(self, run_key: str, entry: Entry) -> list[Copy]:
+        """A checkpoint's records in the tiers that answer, hottest first, damaged ones last."""
+        by_uuid = {tier.uuid: tier for tier in self.tiers}
+        wanted = entry.copies or ((self.tier_of(entry).uuid, entry.attempt),)
+        return [Copy(by_uuid[uuid], run_key, attempt) for uuid, attempt in wanted if uuid in by_uuid]
 
     @property
     def url(self) -> str:
@@ -215,7 +259,8 @@ class Store:
     def close(self) -> None:
         """Frees what is open; a later call opens it again."""
         self.catalog.close()
-        self.tier.backend.close()
+        for tier in self.tiers:
+            tier.backend.close()
 
     def __enter__(self) -> Store:
         return self
@@ -254,32 +299,29 @@ def open(
     """
     config = resolve(location)
     env = environment or Environment()
-    backend = RetryingBackend(open_backend(config.tiers[0].url, config.tiers[0].options), sleep=env.sleep)
+    if not create:
+        return Store(config, open_tiers(config, env), hooks)
     try:
-        tier = Tier.open(backend, env)
-    except StoreNotFoundError:
-        if not create:
-            raise
+        found = open_tiers(config, env)
+    except StoreNotFoundError as absent:
         restart = restart_variable(os.environ)
         if restart is not None:
             raise GuardError(
-                f"there is no store at {backend.url}, and {restart} says that this is a restart: "
+                f"{absent.message}, and {restart} says that this is a restart: "
                 "no new one is made in its place",
                 hint="check that the disk is mounted; `ckptstore init` makes a new store",
             ) from None
         try:
-            tier = Tier.create(backend, env, chunk_bytes=chunk_bytes)
+            found = create_tiers(config, env, chunk_bytes=chunk_bytes)
         except ConflictError as conflict:
             try:
-                tier = Tier.open(backend, env)  # made by another process just now
+                found = open_tiers(config, env)  # made by another process just now
             except StoreNotFoundError:
                 raise conflict from None
-    if config.store_uuid is not None and config.store_uuid != tier.marker.store_uuid:
-        raise WrongStoreError(
-            f"the store at {backend.url} is {tier.marker.store_uuid}, not {config.store_uuid} as configured",
-            hint="check that the right disk is mounted, or correct store_uuid",
-        )
-    return Store(config, tier, hooks)
+    else:
+        if any(isinstance(error, StoreNotFoundError) for error in found.unreachable.values()):
+            found = create_tiers(config, env)  # a new disk in front of a store that is there
+    return Store(config, found, hooks)
 
 
 def init(
@@ -288,18 +330,16 @@ def init(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     environment: Environment | None = None,
 ) -> Store:
-    """Makes a new store at an absent or empty place.
+    """Makes a new store at an absent or empty place; or what is missing of the tiers that a toml file names.
 
     Raises:
-        ConflictError: there is a store already, or something else.
+        ConflictError: there is a store already, with all these tiers, or something else.
     """
     config = resolve(location)
-    env = environment or Environment()
-    backend = RetryingBackend(open_backend(config.tiers[0].url, config.tiers[0].options), sleep=env.sleep)
-    return Store(config, Tier.create(backend, env, chunk_bytes=chunk_bytes))
+    return Store(
+        config, create_tiers(config, environment or Environment(), chunk_bytes=chunk_bytes, new=True)
+    )
 
 
 def _reopen(config: StoreConfig) -> Store:
-    tier_config = config.tiers[0]
-    backend = RetryingBackend(open_backend(tier_config.url, tier_config.options))
-    return Store(config, Tier.open(backend, Environment()))
+    return Store(config, open_tiers(config, Environment()))

@@ -22,7 +22,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tier",),
     ("load", "save"),
     ("verify",),
-    ("catalog", "config", "refs", "arguments", "torch", "pending", "checkpoint", "testing"),
+    ("gc",),
+    ("replicate",),
+    ("catalog", "config", "tiers", "refs", "arguments", "torch", "pending", "checkpoint", "testing"),
     ("events", "metrics"),
     (
         "run_view",

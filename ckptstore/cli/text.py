@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
 import click
 
+from ckptstore.errors import UsageError
+from ckptstore.model.byte_sizes import bytes_of
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_FACTORS = {
-    "": 1,
-    "b": 1,
-    **{unit: 1 << 10 * i for i, letter in enumerate("kmgt", 1) for unit in (letter, f"{letter}ib")},
-    **{f"{letter}b": 1000**i for i, letter in enumerate("kmgt", 1)},
-}
 
 
 def shown(text: str) -> str:
@@ -121,9 +117,7 @@ def parse_size(text: str) -> int:
     Raises:
         click.BadParameter: says how a size is written.
     """
-    lower = text.strip().lower()
-    digits = lower.rstrip("kmgtib ")
-    factor = _FACTORS.get(lower[len(digits) :].strip())
-    if factor is None or not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", digits):
-        raise click.BadParameter(f"{text!r} is not a size; write it like 16MiB or 10GiB")
-    return int(float(digits) * factor) if "." in digits else int(digits) * factor
+    try:
+        return bytes_of(text, "SIZE")
+    except UsageError as error:
+        raise click.BadParameter(f"{text!r} is not a size; write it like 16MiB or 10GiB") from error

@@ -95,13 +95,14 @@ def sessions(connection: sqlite3.Connection, run_key: str) -> list[EpochDoc]:
 def history(connection: sqlite3.Connection, run_key: str, *, only_latest: bool = False) -> list[Entry]:
     """A run's checkpoints with their facts, by (epoch, sequence)."""
     wanted = "AND c.is_latest" if only_latest else ""
+    copies = _copies(connection, run_key)
     rows = _named(
         connection,
-        "SELECT c.checkpoint, r.attempt, r.generation, c.step, c.epoch, c.sequence, c.created_unix, c.state,"
-        " c.restorable, c.damaged, c.damaged_reason, c.invalid_reason, c.doomed, c.forgotten,"
+        "SELECT c.checkpoint, t.tier_uuid, r.attempt, r.generation, c.step, c.epoch, c.sequence,"
+        " c.created_unix, c.state, c.restorable, c.damaged, c.damaged_reason, c.invalid_reason, c.doomed, c.forgotten,"
         " c.verified_unix,"
         " c.metrics_json, c.tags_json FROM checkpoints AS c JOIN runs USING (run_id)"
-        " JOIN replicas AS r ON r.replica_id = c.replica_id"
+        " JOIN replicas AS r ON r.replica_id = c.replica_id JOIN tiers AS t ON t.tier_id = r.tier_id"
         f" WHERE run_key = ? {wanted} ORDER BY c.epoch, c.sequence, c.checkpoint",
         (run_key,),
     )
@@ -115,9 +116,28 @@ def history(connection: sqlite3.Connection, run_key: str, *, only_latest: bool =
             sequence=row["sequence"],
             created_at=row["created_unix"],
             facts=facts_of(row),
+            tier=row["tier_uuid"],
+            copies=copies.get(row["checkpoint"], ((row["tier_uuid"], row["attempt"]),)),
         )
         for row in rows
     ]
+
+
+def _copies(connection: sqlite3.Connection, run_key: str) -> dict[str, tuple[tuple[str, str], ...]]:
+    """(tier uuid, attempt) of the live records of each checkpoint that has several."""
+    rows = connection.execute(
+        "SELECT c.checkpoint, t.tier_uuid, r.attempt FROM replicas AS r"
+        " JOIN runs ON runs.run_id = r.run_id JOIN checkpoints AS c USING (checkpoint_id)"
+        " JOIN tiers AS t USING (tier_id) WHERE run_key = ? AND r.state <> 'doomed'"
+        " AND r.checkpoint_id IN"
+        " (SELECT checkpoint_id FROM replicas GROUP BY checkpoint_id HAVING count(*) > 1)"
+        " ORDER BY r.damaged_reason IS NOT NULL, t.tier_order, r.generation DESC, r.attempt",
+        (run_key,),
+    )
+    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    for checkpoint, tier, attempt in rows:
+        found[checkpoint] = (*found.get(checkpoint, ()), (tier, attempt))
+    return found
 
 
 def checkpoints(

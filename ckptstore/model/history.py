@@ -113,7 +113,12 @@ def derive(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """A checkpoint in a run's history: its counting record's identity, order and facts."""
+    """A checkpoint in a run's history: its counting record's identity, order and facts.
+
+    Attributes:
+        tier: uuid of the tier of that record; empty where there is only one to be asked.
+        copies: (tier uuid, attempt) of all its live records, hottest tier first, damaged ones last.
+    """
 
     checkpoint: str
     attempt: str
@@ -123,6 +128,8 @@ class Entry:
     sequence: int
     created_at: float
     facts: Facts
+    tier: str = dataclasses.field(default="", compare=False)
+    copies: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def order(self) -> tuple[int, int]:

@@ -11,6 +11,11 @@ FAN_OUT = tuple(f"{kind}/{i:02x}" for kind in ("chunks", "packs") for i in range
 TOP = ("tiers", "commits", "parts", "intents", "dooms", "notes", "runs", "gc")
 
 
+def places_key(number: int) -> str:
+    """Which tiers the store has."""
+    return f"tiers/{number}{DOCUMENT}"
+
+
 def commit_prefix(run_key: str) -> str:
     """All commit keys of a run."""
     return f"commits/{run_key}/"

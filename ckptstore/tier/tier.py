@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import uuid
 from collections.abc import Iterator
+from typing import Literal
 
 from ckptstore.backend import Backend, ObjectInfo
 from ckptstore.environment import Environment
@@ -25,6 +27,27 @@ from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES, MAX_BYTES, Marker, check_
 
 log = logging.getLogger("ckptstore")
 
+Requirement = Literal["async", "commit", "manual"]
+REQUIREMENTS: tuple[Requirement, ...] = ("async", "commit", "manual")
+MAIN = "main"
+"""What the tier is called that has been given no name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What copying in the background may use of a tier; None: as much as it can.
+
+    Attributes:
+        max_bytes_per_second: of object data, reads and writes together.
+        concurrency: objects on their way at once.
+    """
+
+    max_bytes_per_second: int | None = None
+    concurrency: int | None = None
+
+
+UNLIMITED = Limits()
+
 
 class Tier:
     """A place that holds a copy of the store's data; it can be opened alone.
@@ -33,12 +56,27 @@ class Tier:
         backend: where the objects are.
         marker: which store and tier this is, as read when it was opened.
         environment: clock and randomness.
+        name: what people call it.
+        requirement: whether checkpoints must reach it: "async": in the background; "commit": before a save
+            counts as committed; "manual": only when somebody asks.
+        limits: for copying in the background.
     """
 
     def __init__(self, backend: Backend, marker: Marker, environment: Environment) -> None:
         self.backend = backend
         self.marker = marker
         self.environment = environment
+        self.name = MAIN
+        self.requirement: Requirement = "async"
+        self.limits = UNLIMITED
+
+    def __repr__(self) -> str:
+        return f"<Tier {self.name} at {self.url}>"
+
+    @property
+    def uuid(self) -> str:
+        """Its own identity; the store's is ``marker.store_uuid``."""
+        return self.marker.tier_uuid
 
     @property
     def url(self) -> str:
@@ -47,9 +85,14 @@ class Tier:
 
     @classmethod
     def create(
-        cls, backend: Backend, environment: Environment, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+        cls,
+        backend: Backend,
+        environment: Environment,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        store_uuid: str | None = None,
     ) -> Tier:
-        """Makes a new store of one tier at an absent or empty place.
+        """Makes a tier at an absent or empty place: a store's first, or with `store_uuid` one more.
 
         Raises:
             ConflictError: there is a store already, or other files.
@@ -71,7 +114,7 @@ class Tier:
                 hint="give the path of a new or empty directory",
             )
         backend.make_prefixes([*layout.TOP, *layout.FAN_OUT])
-        marker = Marker(_uuid4(environment), _uuid4(environment), chunk_bytes)
+        marker = Marker(store_uuid or _uuid4(environment), _uuid4(environment), chunk_bytes)
         try:
             create_object(backend, layout.MARKER, marker.encode())
         except ObjectExistsError as error:

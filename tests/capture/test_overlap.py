@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -204,6 +205,7 @@ def test_a_change_that_does_not_wait_fails_the_save_by_name(go: threading.Event)
 def test_closing_takes_the_hook_away() -> None:
     from torch.optim import optimizer as torch_optimizer
 
+    gc.collect()  # gates that others forgot, which would take their hooks away in the midst of this
     before = len(torch_optimizer._global_optimizer_pre_hooks)
     training = Training()
     gate = training.gate
