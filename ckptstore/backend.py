@@ -85,6 +85,8 @@ class Capabilities:
         part_bytes: a good size for one transfer.
         concurrency: how many transfers at once are worth while.
         local_path: the directory when objects are plain files of this host, else None.
+        cheap_head: ``head`` costs so little that a save asks for every object it reuses; elsewhere it asks
+            for a rotating sample.
     """
 
     create_if_absent: bool
@@ -93,6 +95,7 @@ class Capabilities:
     part_bytes: int
     concurrency: int
     local_path: str | None = None
+    cheap_head: bool = True
 
 
 class Backend(abc.ABC):

@@ -210,9 +210,9 @@ class Checkpoint:
 
     def contents_in(self, tier: Tier) -> Contents | None:
         """What its copy in one tier holds; None where there is none."""
-        if tier is self.tier:
+        if tier.uuid == self.tier.uuid:
             return self.contents
-        return next((copy.contents for copy in self.copies if copy.tier is tier), None)
+        return next((copy.contents for copy in self.copies if copy.tier.uuid == tier.uuid), None)
 
     @property
     def saved(self) -> SavedTree:

@@ -160,7 +160,8 @@ class Run(RunCapture):
         pending.progress = work.progress
         if ranks.leads:
             work.trainable, work.is_sure = self._trainable(work.flat, given.state)
-        others = [checkpoint.contents for checkpoint in given.bases] if ranks.leads else []
+        bases = [checkpoint.contents_in(self._tier) for checkpoint in given.bases] if ranks.leads else []
+        others = [contents for contents in bases if contents is not None]
         job = _Job(pending, session, ranks, request, work, saver, others)
         if wait:
             work.captured(self._tier.environment.monotonic() - started)
@@ -402,6 +403,12 @@ class Run(RunCapture):
                 f"run {self.name!r} has checkpoints already; a fork begins a new run",
                 hint="choose another name",
             )
+        contents = source.contents_in(self._tier)
+        if contents is None:
+            raise ConflictError(
+                f"{source!r} is not in tier {self._tier.name!r}, where this run would name its chunks",
+                hint=f"`ckptstore fetch {source.id}` brings it there",
+            )
         session = self._open_session(source, rewound=False)
         record = source.record
         request = SaveRequest(
@@ -413,7 +420,7 @@ class Run(RunCapture):
             not_captured=record.not_captured,
             state_info=record.state_info,
         )
-        saved = fork(self._tier, session, request, source.contents)
+        saved = fork(self._tier, session, request, contents)
         pending = PendingSave(self.name, source.step)
         self._finish(pending, session, saved)
         self._resume_point = pending.result()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from ckptstore import refs
 from ckptstore.arguments import check_metrics
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import ConflictError, NotFoundError, UsageError
+from ckptstore.errors import BackendError, ConflictError, NotFoundError, UsageError
 from ckptstore.model.ids import Attempt
 from ckptstore.model.record import NoteKind
 from ckptstore.run_view import RunView
 from ckptstore.tier import intents, layout, notes
 from ckptstore.tier.intents import Intent
+
+log = logging.getLogger("ckptstore")
 
 
 class RunNotes(RunView):
@@ -75,22 +78,42 @@ class RunNotes(RunView):
         self._note(self.find(which), "valid", {})
 
     def _note(self, checkpoint: Checkpoint, kind: NoteKind, data: Mapping[str, Any]) -> None:
-        notes.add_note(self._tier, self.name, self.key, checkpoint.id, kind, data)
+        """Writes a note in the checkpoint's tier, and the same one in the others that have it."""
+        note = notes.add_note(checkpoint.tier, self.name, self.key, checkpoint.id, kind, data)
+        for copy in checkpoint.copies:
+            if copy.tier.uuid == checkpoint.tier.uuid:
+                continue
+            try:
+                copy.tier.check_marker()
+                notes.put_note(copy.tier, self.key, note)
+            except BackendError as error:
+                log.warning(
+                    "tier %s does not know that step %d was given %r: replication brings it: %s",
+                    copy.tier.name,
+                    checkpoint.step,
+                    kind,
+                    error.message,
+                )
 
     def pin(self, which: int | str | Checkpoint, reason: str = "") -> str:
-        """Promises garbage collection that this checkpoint is needed; ends only by :meth:`unpin`.
+        """Promises garbage collection that this checkpoint is needed, in every tier that has it.
+
+        It ends only by :meth:`unpin`.
 
         Returns:
             The pin's id.
         """
         checkpoint = self.find(which)
         attempt = str(Attempt(self._tier.environment.new_ulid(), checkpoint.step, 1))
-        pin = (self.key, checkpoint.record.attempt)
-        self._tier.check_marker()
-        intent = Intent.announce(self._tier, "pin", attempt, self.name, [pin], reason)
-        if self._tier.exists(layout.doom_key(*pin)):
-            intent.remove()
-            raise ConflictError(f"run {self.name!r} step {checkpoint.step} is already being deleted")
+        intents_made = []
+        for copy in checkpoint.copies:
+            pin = (self.key, copy.attempt)
+            copy.tier.check_marker()
+            intents_made.append(Intent.announce(copy.tier, "pin", attempt, self.name, [pin], reason))
+            if copy.tier.exists(layout.doom_key(*pin)):
+                for intent in intents_made:
+                    intent.remove()
+                raise ConflictError(f"run {self.name!r} step {checkpoint.step} is already being deleted")
         return attempt
 
     def unpin(self, which: int | str | Checkpoint) -> int:
@@ -100,10 +123,13 @@ class RunNotes(RunView):
             NotFoundError: it is not pinned.
         """
         checkpoint = self.find(which)
-        pin = (self.key, checkpoint.record.attempt)
-        found = [doc for doc in intents.list_intents(self._tier) if doc.kind == "pin" and pin in doc.pins]
+        found: set[str] = set()
+        for copy in checkpoint.copies:
+            pin = (self.key, copy.attempt)
+            for document in intents.list_intents(copy.tier):
+                if document.kind == "pin" and pin in document.pins:
+                    Intent(copy.tier, document).remove()
+                    found.add(document.attempt)
         if not found:
             raise NotFoundError(f"run {self.name!r} step {checkpoint.step} is not pinned")
-        for document in found:
-            Intent(self._tier, document).remove()
         return len(found)

@@ -74,7 +74,7 @@ class RunSessions(RunCadence):
         if continues and session is not None:
             known = None if session.base is None else session.base.record.checkpoint
             if known != checkpoint.id:  # a rank that has not heard of the last commit yet
-                session.base = checkpoint.contents
+                session.base = checkpoint.contents_in(self._tier)
 
     def _open_session(
         self, resumed_from: Checkpoint | None, *, rewound: bool, exclusive: bool = False
@@ -82,6 +82,7 @@ class RunSessions(RunCadence):
         self.wait()  # what was saved before belongs to the session before
         ranks = self._ranks
         try:
+            self._store.check_savable(offline=self._saving.offline)
             self._tier.check_marker()
             if ranks.leads:
                 number = self._count_session()
@@ -92,7 +93,8 @@ class RunSessions(RunCadence):
         except CkptstoreError:
             self._came_late = not ranks.leads
             raise
-        base: Contents | None = None if resumed_from is None else resumed_from.contents
+        # What lies in another tier only cannot be named by a record in this one.
+        base: Contents | None = None if resumed_from is None else resumed_from.contents_in(self._tier)
         self._session, self._session_ranks = Session(self._tier, epoch, base), ranks
         self._resume_point, self._begins_anew = resumed_from, False
         return self._session
@@ -126,6 +128,7 @@ class RunSessions(RunCadence):
                 rewound=rewound,
                 session_key=key,
                 exclusive=exclusive,
+                others=() if self._saving.offline else self._store.tiers[1:],
             )
         except CkptstoreError as error:
             if key:  # the others need not wait until the deadline

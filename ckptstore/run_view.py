@@ -51,7 +51,7 @@ class RunView:
     @property
     def exists(self) -> bool:
         """Whether it was ever started here."""
-        return self._tier.exists(layout.run_document(self.key))
+        return any(tier.exists(layout.run_document(self.key)) for tier in self._store.tiers)
 
     def checkpoints(self) -> list[Checkpoint]:
         """All checkpoints, damaged and invalid ones included, in the run's order (oldest first)."""

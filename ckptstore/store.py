@@ -73,6 +73,25 @@ class Store:
             f"{self.url} has no tier {name!r}", hint=f"its tiers are {', '.join(t.name for t in self.tiers)}"
         )
 
+    def check_savable(self, *, offline: bool = False) -> None:
+        """That the tier that saves go to is there, and those that know of other sessions answer.
+
+        Args:
+            offline: the others need not.
+
+        Raises:
+            StoreNotFoundError, BackendError: what the tier said.
+        """
+        for name, error in self.unreachable.items():
+            if name == self._opened.hottest or not (offline or isinstance(error, StoreNotFoundError)):
+                raise type(error)(
+                    f"run cannot be saved while tier {name!r} is missing: {error.message}",
+                    hint="`ckptstore init` makes a tier whose disk is new; offline=True trains on without a "
+                    "colder one"
+                    if isinstance(error, StoreNotFoundError)
+                    else "wait for it, or train on with store.run(..., offline=True)",
+                )
+
     def tier_of(self, entry: Entry) -> Tier:
         """Where the record is that speaks for a checkpoint."""
         return next((tier for tier in self.tiers if tier.uuid == entry.tier), self.tier)
@@ -121,6 +140,7 @@ class Store:
         on_error: OnError = "raise",
         max_failures: int = 3,
         save_every: int | str | None = None,
+        offline: bool = False,
     ) -> Run:
         """The run of that name, new or old; touches nothing.
 
@@ -146,6 +166,8 @@ class Store:
             on_error: "raise" a save's failure by the next save and close, or "warn" of it and go on.
             max_failures: with "warn", so many failures in a row; one more is raised.
             save_every: steps, a time ("20min"), or "auto"; for :meth:`Run.due`.
+            offline: train on although a colder tier does not answer: sessions that only it knows of are not
+                seen, and what is saved stays owed to it.
 
         Raises:
             UsageError: the name cannot be used, or the options contradict each other.
@@ -153,7 +175,7 @@ class Store:
         ranks = RankOptions(
             rank, world_size, session_key, process_group, replicas, check_replicas, deadline_seconds
         )
-        saving = SaveOptions(capture, capture_bytes, on_busy, on_error, max_failures, save_every)
+        saving = SaveOptions(capture, capture_bytes, on_busy, on_error, max_failures, save_every, offline)
         return Run(self, name, RunOptions(ranks, saving))
 
     def add_hook(self, hook: Hook) -> None:
@@ -194,16 +216,18 @@ class Store:
         *,
         runs: Sequence[str] = (),
         refs: Sequence[str] = (),
+        tier: str | None = None,
         share: tuple[int, int] | None = None,
         max_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> VerifyReport:
-        """Re-reads and re-hashes checkpoints, and marks what is damaged.
+        """Re-reads and re-hashes checkpoints in one tier, and marks what is damaged there.
 
         A damaged one is never restored unasked; found good again (a disk came back), it is marked good.
 
         Args:
             runs, refs: which; all of the store when neither is given.
+            tier: name of the tier that is read; the first unless given.
             share: (n, t): the n-th of t parts of the stored objects.
             max_bytes: about how much to read; those verified longest ago come first.
             progress: told (bytes done, bytes in all) as it goes, from several threads.
@@ -211,11 +235,12 @@ class Store:
         Raises:
             NotFoundError: no such run or checkpoint.
         """
-        everything = self._targets(None)
+        where = self.tier if tier is None else self.tier_named(tier)
+        everything = self._targets(where, None)
         wanted = everything if not runs and not refs else []
         for name in runs:
             self._require_run(name)
-            wanted += self._targets(name)
+            wanted += self._targets(where, name)
         for ref in refs:
             found = self.checkpoint(ref)
             wanted += [target for target in everything if target.entry.checkpoint == found.id]
@@ -227,18 +252,18 @@ class Store:
             if not (runs or refs) or name in runs
             for attempt, error in self.catalog.unreadable.get(key, {}).items()
         ]
-        report = Verifier(self.tier, progress).verify(
+        report = Verifier(where, progress).verify(
             wanted, lambda: everything, share=share, max_bytes=max_bytes
         )
         return dataclasses.replace(report, problems=(*unreadable, *report.problems))
 
-    def _targets(self, run: str | None) -> list[Target]:
+    def _targets(self, tier: Tier, run: str | None) -> list[Target]:
         self.catalog.refresh()
         return [
             Target(name, key, entry)
             for name, key in self._run_names()
             if run in (None, name)
-            for entry in self.catalog.ask(lambda manifest, key=key: manifest.history(key))  # type: ignore[misc]
+            for entry in self.catalog.replicas(key)[tier.uuid].values()
         ]
 
     def _run_names(self) -> list[tuple[str, str]]:

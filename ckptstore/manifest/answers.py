@@ -95,7 +95,7 @@ def sessions(connection: sqlite3.Connection, run_key: str) -> list[EpochDoc]:
 def history(connection: sqlite3.Connection, run_key: str, *, only_latest: bool = False) -> list[Entry]:
     """A run's checkpoints with their facts, by (epoch, sequence)."""
     wanted = "AND c.is_latest" if only_latest else ""
-    copies = _copies(connection, run_key)
+    copies = _copies(connection, run_key, wanted)
     rows = _named(
         connection,
         "SELECT c.checkpoint, t.tier_uuid, r.attempt, r.generation, c.step, c.epoch, c.sequence,"
@@ -123,14 +123,16 @@ def history(connection: sqlite3.Connection, run_key: str, *, only_latest: bool =
     ]
 
 
-def _copies(connection: sqlite3.Connection, run_key: str) -> dict[str, tuple[tuple[str, str], ...]]:
-    """(tier uuid, attempt) of the live records of each checkpoint that has several."""
+def _copies(
+    connection: sqlite3.Connection, run_key: str, wanted: str
+) -> dict[str, tuple[tuple[str, str], ...]]:
+    """(tier uuid, attempt) of the live records of each checkpoint, hottest tier first, damaged ones last."""
+    if connection.execute("SELECT count(*) FROM tiers").fetchone()[0] < 2:
+        return {}  # it is the record that counts
     rows = connection.execute(
         "SELECT c.checkpoint, t.tier_uuid, r.attempt FROM replicas AS r"
         " JOIN runs ON runs.run_id = r.run_id JOIN checkpoints AS c USING (checkpoint_id)"
-        " JOIN tiers AS t USING (tier_id) WHERE run_key = ? AND r.state <> 'doomed'"
-        " AND r.checkpoint_id IN"
-        " (SELECT checkpoint_id FROM replicas GROUP BY checkpoint_id HAVING count(*) > 1)"
+        f" JOIN tiers AS t USING (tier_id) WHERE run_key = ? {wanted} AND r.state <> 'doomed'"
         " ORDER BY r.damaged_reason IS NOT NULL, t.tier_order, r.generation DESC, r.attempt",
         (run_key,),
     )

@@ -128,8 +128,8 @@ class Entry:
     sequence: int
     created_at: float
     facts: Facts
-    tier: str = dataclasses.field(default="", compare=False)
-    copies: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
+    tier: str = dataclasses.field(default="", compare=False, repr=False)
+    copies: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def order(self) -> tuple[int, int]:

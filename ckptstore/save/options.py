@@ -32,6 +32,7 @@ class SaveOptions:
     on_error: OnError = "raise"
     max_failures: int = 3
     save_every: int | str | None = None
+    offline: bool = False
 
     def __post_init__(self) -> None:
         choices = (("capture", CaptureMode), ("on_busy", OnBusy), ("on_error", OnError))

@@ -328,7 +328,7 @@ class RankedSaver:
                     forget=self._forget,
                 )
             )
-            index = self._index([(pin, pins[pin]) for pin in alive])
+            index = self._index(attempt, [(pin, pins[pin]) for pin in alive])
             phases.end("prepare")
             part = write_part(tier, self._ranks.rank, work, index)
             phases.end("write")
@@ -477,7 +477,7 @@ class RankedSaver:
             self._plans.hear(self._await_plan(room, attempt), attempt.number)
         if start.forget:
             self._memory = None
-        index = self._index([(pin, None) for pin in start.pins])
+        index = self._index(attempt, [(pin, None) for pin in start.pins])
         part = write_part(self._tier, self._ranks.rank, work, index)
         # Rank 0 keeps the layouts of the last committed save.
         told, self._told_layout = self._told_layout, None
@@ -558,7 +558,7 @@ class RankedSaver:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def _index(self, pins: Sequence[tuple[Pin, Contents | None]]) -> ReuseIndex:
+    def _index(self, number: Attempt, pins: Sequence[tuple[Pin, Contents | None]]) -> ReuseIndex:
         """What may be reused: of the last save what this rank remembers, of others their tables."""
         found: list[Reusable] = []
         newest = self._plans.newest
@@ -574,7 +574,7 @@ class RankedSaver:
                 contents = pinned_contents(self._tier, run_key, attempt)
             if contents is not None:
                 found.append(contents)
-        return ReuseIndex(found, self._tier.backend, Reporter(self._tier).report)
+        return ReuseIndex(found, self._tier.backend, Reporter(self._tier).report, number.number)
 
     def _remember(self, record: CommitRecord, part: Part) -> None:
         """What the next save may reuse without reading tables: the rows that only this rank wrote."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ckptstore.backend import Backend
 from ckptstore.errors import BackendError, DamageError, NotAnObjectError, ObjectNotFoundError
-from ckptstore.model.ids import Digest
+from ckptstore.model.ids import Digest, ObjectName
 from ckptstore.model.record import CommitRecord
 from ckptstore.model.tables import KeyList, Locations
 from ckptstore.tier import commits
@@ -25,6 +25,9 @@ from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
+
+SAMPLED = 16
+"""Where asking is not cheap, a save looks at every so-manieth object that it reuses, at others each time."""
 
 
 class Reusable(Protocol):
@@ -104,13 +107,16 @@ class ReuseIndex:
         contents: Iterable[Reusable],
         backend: Backend,
         on_missing: Callable[[CommitRecord, str, str], None],
+        turn: int = 0,
     ) -> None:
         """Builds the index.
 
         Args:
             contents: of pinned records that survived, the preferred ones first.
             on_missing: told (record, key, reason) of an object that should be there and is not.
+            turn: which sample of the reused objects is looked at, where looking at all would cost too much.
         """
+        self._turn = None if backend.capabilities.cheap_head else turn
         self.pinned: list[CommitRecord] = []
         self._backend = backend
         self._on_missing = on_missing
@@ -171,8 +177,13 @@ class ReuseIndex:
         """Whether an object is there with its size: a pin is needed for reuse, but not enough."""
         good = self._good.get(key)
         if good is None:
-            good = self._good[key] = self._look(key, size_bytes)
+            good = self._good[key] = not self._is_due(key) or self._look(key, size_bytes)
         return good
+
+    def _is_due(self, key: str) -> bool:
+        if self._turn is None:
+            return True
+        return (int.from_bytes(ObjectName.parse(key).digest[:4]) + self._turn) % SAMPLED == 0
 
     def _look(self, key: str, size_bytes: int) -> bool:
         try:

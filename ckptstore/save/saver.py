@@ -109,7 +109,7 @@ def _attempt(
         try:
             surviving = intent.surviving()
             alive = [base for pin, base in pins.items() if pin in surviving]
-            yield ReuseIndex(alive, tier.backend, Reporter(tier).report)
+            yield ReuseIndex(alive, tier.backend, Reporter(tier).report, number.number)
         except BaseException as error:
             fence(tier, session, attempt, error)
             if not isinstance(error, CkptstoreError) or isinstance(

@@ -8,7 +8,7 @@ MARKER = "ckptstore.json"
 DOCUMENT = ".mp"
 
 FAN_OUT = tuple(f"{kind}/{i:02x}" for kind in ("chunks", "packs") for i in range(256))
-TOP = ("tiers", "commits", "parts", "intents", "dooms", "notes", "runs", "gc")
+TOP = ("tiers", "commits", "parts", "intents", "dooms", "notes", "damage", "runs", "gc")
 
 
 def places_key(number: int) -> str:
@@ -97,6 +97,11 @@ def parse_note_key(key: str) -> tuple[str, int, str]:
     checkpoint, number, ulid = name.removesuffix(DOCUMENT).split(".")
     Attempt.parse(checkpoint)
     return checkpoint, int(number), ulid
+
+
+def damage_key(run_key: str, attempt: str) -> str:
+    """There while a record is marked damaged: what a saver asks for, instead of listing notes."""
+    return f"damage/{run_key}/{attempt}"
 
 
 def run_document(run_key: str) -> str:

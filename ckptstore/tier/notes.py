@@ -8,7 +8,6 @@ from typing import Any
 
 from ckptstore.errors import DamageError, FormatTooNewError
 from ckptstore.model.documents import decode_note, encode_note
-from ckptstore.model.history import derive
 from ckptstore.model.record import CommitRecord, Note, NoteKind
 from ckptstore.tier import layout
 from ckptstore.tier.tier import Tier
@@ -53,9 +52,8 @@ def read_notes(tier: Tier, run_key: str, checkpoint: str) -> list[Note]:
 
 
 def is_damaged(tier: Tier, run_key: str, record: CommitRecord) -> bool:
-    """Whether this tier's copy is marked damaged."""
-    notes = read_notes(tier, run_key, record.checkpoint)
-    return derive(record.attempt, {}, (), notes, doomed=False).damaged
+    """Whether this tier's copy is marked damaged; one request, since every save asks it of its pins."""
+    return tier.exists(layout.damage_key(run_key, record.attempt))
 
 
 def add_note(
@@ -69,6 +67,8 @@ def add_note(
     attempt: str | None = None,
 ) -> Note:
     """Writes a note with the next number; durable on return.
+
+    One that a record is damaged puts up that record's damage key, one that it is good takes it down.
 
     Two writers at once may take the same number: their ULIDs differ, so both notes stay.
     """
@@ -86,8 +86,19 @@ def add_note(
         data=dict(data),
     )
     tier.check_marker()
-    tier.put_new(layout.note_key(run_key, checkpoint, note.number, note.ulid), encode_note(note))
+    if kind == "damaged" and attempt is not None:  # before the note: nobody may reuse what it accuses
+        tier.backend.put(layout.damage_key(run_key, attempt), [note.ulid.encode()])
+    put_note(tier, run_key, note)
+    if kind == "verified" and data.get("complete") and attempt is not None:
+        for result in tier.backend.delete([layout.damage_key(run_key, attempt)]):
+            if result.error is not None:  # it is not reused then, and the next verify tries again
+                log.warning("%s stays: %s", result.key, result.error)
     return note
+
+
+def put_note(tier: Tier, run_key: str, note: Note) -> None:
+    """Writes a note as it is, perhaps one that another tier has; durable on return."""
+    tier.put_new(layout.note_key(run_key, note.checkpoint, note.number, note.ulid), encode_note(note))
 
 
 def drop_earlier(tier: Tier, run_key: str, note: Note) -> None:

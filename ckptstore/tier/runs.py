@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ckptstore.errors import BusyError, DocumentError, ObjectExistsError
+from ckptstore.errors import BackendError, BusyError, DocumentError, ObjectExistsError
 from ckptstore.model.documents import Fields, decode_epoch, encode_epoch, seal, unseal
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import EpochDoc
@@ -74,18 +74,24 @@ def open_epoch(
     rewound: bool,
     session_key: str = "",
     exclusive: bool = False,
+    others: Sequence[Tier] = (),
 ) -> EpochDoc:
-    """Opens the run's next session: n = 1 + the highest there is, created if absent.
+    """Opens the run's next session: n = 1 + the highest there is in any tier, created if absent.
 
     The later opener takes over, so that a restart needs no human; whom it replaces is logged.
 
+    Args:
+        others: the store's other tiers: asked for sessions, and told of this one.
+
     Raises:
         BusyError: `exclusive`, and the former holder is seen alive on this host.
+        BackendError: a tier does not answer, so that it is not known how many sessions there were.
     """
     environment = tier.environment
     run_key = ensure_run(tier, run)
+    known = max((max(epoch_numbers(other, run_key), default=0) for other in others), default=0)
     for _ in range(_TRIES):
-        number = 1 + max(epoch_numbers(tier, run_key), default=0)
+        number = 1 + max(known, *epoch_numbers(tier, run_key), 0)
         former = _former(tier, run_key, number - 1)
         if former is not None:
             alive = is_alive_here(former, environment.host, environment.boot_id)
@@ -119,10 +125,21 @@ def open_epoch(
             tier.put_new(layout.epoch_key(run_key, number), encode_epoch(epoch))
         except ObjectExistsError:
             continue  # somebody opened this very number between the listing and now
+        for other in others:
+            _tell(other, epoch, run_key)
         return epoch
     raise BusyError(
         f"run {run!r}: other processes keep opening sessions", hint="let only one process train a run"
     )
+
+
+def _tell(tier: Tier, epoch: EpochDoc, run_key: str) -> None:
+    """Writes a session down in a colder tier; where that fails, replication brings it."""
+    try:
+        ensure_run(tier, epoch.run)
+        tier.put_new(layout.epoch_key(run_key, epoch.number), encode_epoch(epoch))
+    except BackendError as error:
+        log.warning("tier %s does not know of epoch %d yet: %s", tier.name, epoch.number, error.message)
 
 
 def wait_for_epoch(

@@ -250,6 +250,32 @@ def test_a_toml_file_names_the_tier_relative_to_itself(tmp_path):
     assert config.resolve(path).tiers[0].url == "memory://x"
 
 
+def test_a_toml_file_names_tiers_hottest_first(tmp_path):
+    path = tmp_path / "ckptstore.toml"
+    path.write_text("""
+[[tiers]]
+url = "fast"
+
+[[tiers]]
+url = "s3://bucket/ckpts"
+replicate = "commit"
+max_bytes_per_second = "50MB"
+concurrency = 4
+[tiers.retention]
+last = 3
+
+[[tiers]]
+name = "archive"
+url = "gs://bucket/ckpts"
+replicate = "manual"
+""")
+    main, s3, archive = config.resolve(path).tiers
+    assert (main.name, s3.name, archive.name) == ("main", "s3", "archive")
+    assert [tier.requirement for tier in (main, s3, archive)] == ["async", "commit", "manual"]
+    assert (s3.limits.max_bytes_per_second, s3.limits.concurrency) == (50_000_000, 4)
+    assert (main.limits.max_bytes_per_second, s3.retention) == (None, {"last": 3})
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -257,10 +283,20 @@ def test_a_toml_file_names_the_tier_relative_to_itself(tmp_path):
         ("tiers = 1", "no tier"),
         ("[[tiers]]", "url"),
         ("[[tiers]]\nurl = 5", "url"),
-        ('[[tiers]]\nurl = "a"\n[[tiers]]\nurl = "b"', "2 tiers"),
+        ('[[tiers]]\nurl = "a"\n[[tiers]]\nname = "b"\nurl = "a"', "two tiers have the url"),
+        (
+            '[[tiers]]\nurl = "s3://a"\nname = "x"\n[[tiers]]\nname = "x"\nurl = "b"',
+            "two tiers have the name 'x'",
+        ),
+        ('[[tiers]]\nurl = "a"\nname = "a/b"', "'a/b' cannot be the name"),
+        ('[[tiers]]\nurl = "a"\nreplicate = "soon"', "replicate = 'soon'"),
+        ('[[tiers]]\nurl = "a"\nconcurrency = 0', "concurrency"),
+        ('[[tiers]]\nurl = "a"\nmax_bytes_per_second = "fast"', "max_bytes_per_second must be a size"),
+        ('[[tiers]]\nurl = "a"\nmax_bytes_per_second = 0', "would stop all copying"),
+        ('[[tiers]]\nurl = "a"\nretention = 1', "'retention' in [[tiers]] must be a table"),
         ('[[tiers]]\nurl = "a"\nscope = "host"', "scope"),
         ('[[tiers]]\nurl = "a"\nspeed = 1', "unknown key 'speed'"),
-        ('[[tiers]]\nurl = "a"\noptions = 1', "unknown key 'options'"),
+        ('[[tiers]]\nurl = "a"\noptions = 1', "'options' in [[tiers]] must be a table"),
         ('store = 1\n[[tiers]]\nurl = "a"', "unknown key 'store'"),
         ('store_uuid = 1\n[[tiers]]\nurl = "a"', "store_uuid"),
         ("[[", "cannot be read"),

@@ -69,7 +69,9 @@ class Lead:
             lead._intent.__enter__()
             surviving = lead._intent.surviving()
             alive = tuple(pin for pin in pins if pin in surviving)
-            lead.index = ReuseIndex([pins[pin] for pin in alive], tier.backend, Reporter(tier).report)
+            lead.index = ReuseIndex(
+                [pins[pin] for pin in alive], tier.backend, Reporter(tier).report, attempt.number
+            )
             if not alone:
                 start = Start(str(attempt), step, attempt.number, alive)
                 tier.put_new(layout.start_key(str(attempt)), encode_start(start))
@@ -154,7 +156,7 @@ def join(
     start = decode_start(tier.read(key) or b"", key)
     pinned = [_pinned(tier, session, *pin) for pin in start.pins]
     contents = [found for found in pinned if found is not None]
-    return attempt, ReuseIndex(contents, tier.backend, Reporter(tier).report)
+    return attempt, ReuseIndex(contents, tier.backend, Reporter(tier).report, attempt.number)
 
 
 def _open_attempt(tier: Tier, session: Session, step: int, checkpoint_id: str, rank: int) -> Attempt | None:
