@@ -170,7 +170,7 @@ class Catalog:
                 self._silent.discard(tier.uuid)
 
     def _refresh_tier(self, tier: Tier, run_key: str | None) -> None:
-        for key in tier.run_keys() if run_key is None else [run_key]:
+        for key in self._run_keys(tier) if run_key is None else [run_key]:
             try:
                 with self._lock:
                     self.catch_up()
@@ -181,6 +181,13 @@ class Catalog:
                 log.error("a run is left out: %s", error.message)
         if run_key is None:
             self._refresh_pins(tier)
+
+    def _run_keys(self, tier: Tier) -> list[str]:
+        """Of runs that the tier has; with several tiers also of those that it had: a new disk is empty."""
+        found = tier.run_keys()
+        if len(self._tiers) > 1:
+            found += sorted({row.run_key for row in self.ask(lambda m: m.runs())} - set(found))
+        return found
 
     def refresh_pins(self) -> None:
         """Puts in which intents pin what."""
@@ -239,9 +246,9 @@ class Catalog:
         """What is in a tier and not in the manifest, read; None when there is nothing."""
         uuid = tier.uuid
         named = runs.read_run(tier, run_key)
-        if named is None:
-            return None
         known = self.ask(lambda m: m.known_attempts(uuid, run_key))
+        if named is None:
+            return (lambda manifest: manifest.drop_attempts(uuid, run_key, list(known))) if known else None
         sizes = self.ask(lambda m: m.record_sizes(uuid, run_key))
         listed: set[str] = set()
         records: list[tuple[CommitRecord, LayoutRows, TensorRows, int]] = []

@@ -11,21 +11,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ckptstore.errors import NotFoundError, OutOfSpaceError, PermissionDeniedError, UsageError
+from ckptstore.errors import UsageError
 from ckptstore.load.host import HostShare
 from ckptstore.load.load import StoredTensor, StoredTensors, load
+from ckptstore.load.pins import Pins
 from ckptstore.load.restore import Filled, restore
 from ckptstore.load.select import Globs, Rename, Selection
+from ckptstore.load.sources import Sources
 from ckptstore.model.history import Entry
-from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitRecord, ComponentSummary
 from ckptstore.model.targets import LOAD, SavedTree
 from ckptstore.ranks import place_in_torch, tell_place
-from ckptstore.tier import commits
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.copies import Copy
-from ckptstore.tier.intents import Intent
 from ckptstore.tier.tier import Tier
 
 if TYPE_CHECKING:
@@ -45,6 +44,10 @@ class RestoreReport:
         notes: what else a person should know (random states of absent devices, ...).
         passed_over: newer checkpoints that were not taken, with the reason of each.
         bytes_read, seconds: how much this rank read, and how long it took.
+        bytes_by_tier: how much of it came from each tier, by name.
+        rescued_chunks: how many chunks came from another tier because the first had them not good.
+        damaged: a line for each object that was found bad, and each tier that did not answer: see
+            ``ckptstore repair``.
         saved_world_size, world_size: how many ranks saved it, and how many restored it.
     """
 
@@ -56,6 +59,9 @@ class RestoreReport:
     notes: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
     bytes_read: int = 0
+    bytes_by_tier: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    rescued_chunks: int = 0
+    damaged: tuple[str, ...] = ()
     seconds: float = 0.0
     saved_world_size: int = 1
     world_size: int = 1
@@ -163,20 +169,14 @@ class Checkpoint:
         at = self._entry.facts.verified_at
         return None if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC)
 
-    @functools.cached_property
+    @property
     def record(self) -> CommitRecord:
-        """The commit record.
+        """The commit record: that of the tier that counts, or another copy's where it cannot be read.
 
         Raises:
             NotFoundError: it has been collected since.
         """
-        found = commits.read_commit(self.tier, run_key_of(self.run), self._entry.attempt)
-        if not isinstance(found, CommitRecord):
-            raise NotFoundError(
-                f"run {self.run!r} step {self.step}: the checkpoint is gone",
-                hint="look it up again: run.latest",
-            )
-        return found
+        return self.sources.record
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -198,15 +198,41 @@ class Checkpoint:
         """Training state that the TrainState did not hold when it was saved."""
         return self.record.not_captured
 
-    @functools.cached_property
+    @property
     def contents(self) -> Contents:
-        """The record's tables, read on demand."""
-        return Contents(self.tier, self.record)
+        """The record's tables, read on demand; those that all copies share come from any that has them."""
+        return self.sources.contents
+
+    @functools.cached_property
+    def sources(self) -> Sources:
+        """Where its bytes are read: the copy that counts, then the others in the order of :attr:`copies`."""
+        mine = (self.tier.uuid, self._entry.attempt)
+        copies = sorted(self.copies, key=lambda copy: (copy.tier.uuid, copy.attempt) != mine)
+        return Sources(copies, f"run {self.run!r} step {self.step}", Pins(self.run, self.step))
 
     @functools.cached_property
     def copies(self) -> list[Copy]:
         """Its records in all tiers that answer, hottest first, damaged ones last."""
         return self._store.copies_of(run_key_of(self.run), self._entry)
+
+    def wait_replicated(self, tier: str | None = None, timeout: float | None = None) -> None:
+        """Waits until this process has copied it to a tier, or to all that require it.
+
+        Args:
+            tier: the tier's name.
+            timeout: seconds; None waits without end.
+
+        Raises:
+            DeadlineError: not yet; copying goes on.
+            ConflictError: nothing is copied to that tier unasked.
+            NotFoundError: the store has no such tier.
+        """
+        store = self._store
+        wanted = None if tier is None else store.tier_named(tier)
+        if wanted is not None and wanted.uuid in {uuid for uuid, _ in self._entry.copies}:
+            return
+        what = f"run {self.run!r} step {self.step}"
+        store.replication.wait_for(self.id, wanted, timeout, what)
 
     def contents_in(self, tier: Tier) -> Contents | None:
         """What its copy in one tier holds; None where there is none."""
@@ -330,6 +356,9 @@ class Checkpoint:
             unexpected=filled.unexpected,
             notes=tuple(notes),
             bytes_read=filled.fetched.bytes_read,
+            bytes_by_tier=dict(filled.fetched.bytes_by_tier),
+            rescued_chunks=filled.fetched.rescued_chunks,
+            damaged=tuple({**self.sources.damaged, **filled.fetched.damaged}.values()),
             seconds=self.tier.environment.monotonic() - started,
             saved_world_size=self.record.world_size,
             world_size=options.place[1],
@@ -371,15 +400,9 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """A read intent while it lasts; without write access it goes on unpinned, and fails cleanly."""
-        environment = self.tier.environment
-        attempt = str(Attempt(environment.new_ulid(), self.step, 1))
-        pin = (run_key_of(self.run), self._entry.attempt)
-        try:
-            intent = Intent.announce(self.tier, "read", attempt, self.run, [pin])
-        except (PermissionDeniedError, OutOfSpaceError) as error:
-            log.info("reading without a pin: %s", error.message)
-            yield
-            return
-        with intent:
+        """Read intents while it lasts, in each tier that is read from.
+
+        Without write access it goes on unpinned, and fails cleanly.
+        """
+        with self.sources.reading():
             yield

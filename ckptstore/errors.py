@@ -216,14 +216,18 @@ class BackendError(CkptstoreError, OSError):
 
     Attributes:
         transient: trying again may help; only the retry wrapper acts on it.
+        throttled: the place asks everybody to slow down; it is transient, too.
     """
 
     kind = "backend"
     exit_code = 15
 
-    def __init__(self, message: str, *, transient: bool = False, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, transient: bool = False, throttled: bool = False, hint: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
-        self.transient = transient
+        self.transient = transient or throttled
+        self.throttled = throttled
 
 
 class ObjectNotFoundError(BackendError):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckptstore.checkpoint import Checkpoint
 
 Level = Literal["capturing", "captured", "committed", "failed", "skipped"]
-LEVELS: tuple[Level, ...] = ("captured", "committed")
+LEVELS = ("captured", "committed", "replicated")
 
 
 class PendingSave:
@@ -71,17 +71,28 @@ class PendingSave:
         return self._record.reused_bytes if self._record else 0
 
     @overload
-    def wait(self, level: Literal["committed"] = "committed", timeout: float | None = None) -> Checkpoint: ...
+    def wait(
+        self,
+        level: Literal["committed", "replicated"] = "committed",
+        timeout: float | None = None,
+        *,
+        tier: str | None = None,
+    ) -> Checkpoint: ...
 
     @overload
-    def wait(self, level: str, timeout: float | None = None) -> Checkpoint | None: ...
+    def wait(
+        self, level: str, timeout: float | None = None, *, tier: str | None = None
+    ) -> Checkpoint | None: ...
 
-    def wait(self, level: str = "committed", timeout: float | None = None) -> Checkpoint | None:
+    def wait(
+        self, level: str = "committed", timeout: float | None = None, *, tier: str | None = None
+    ) -> Checkpoint | None:
         """Waits until the save has reached a level.
 
         Args:
-            level: "captured" or "committed".
+            level: "captured", "committed" or "replicated".
             timeout: seconds; None waits without end.
+            tier: name of the tier in which it must be "replicated"; all that require it unless given.
 
         Returns:
             The checkpoint; None when it is captured and not committed yet, and no more was asked for.
@@ -108,6 +119,8 @@ class PendingSave:
             return None
         self.raise_error()
         assert self._checkpoint is not None
+        if level == "replicated":
+            self._checkpoint.wait_replicated(tier, timeout)
         return self._checkpoint
 
     def result(self) -> Checkpoint:

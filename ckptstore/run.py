@@ -279,8 +279,15 @@ class Run(RunCapture):
         checkpoint = self._checkpoint(history.entry_of(record, facts))
         self._resume_point = checkpoint
         self._failed_in_a_row = 0
-        if isinstance(saved, Saved):  # other ranks leave the manifest to rank 0
+        if isinstance(saved, Saved):  # other ranks leave the manifest, and copying, to rank 0
             self._store.catalog.note_saved(self.key, session.epoch, saved)
+            self._store.replication.committed()
+            what = f"run {self.name!r} step {pending.step}"
+            try:
+                self._store.replication.wait_required(checkpoint.id, what, self._options.deadline_seconds)
+            except SaveFailedError as error:
+                self._failed(pending, error)
+                return
         if is_awaited:  # the checkpoint is there: training need not wait until the manifest says so
             pending.finish(record, checkpoint)
             self._lane.submit(self._store.catalog.catch_up)
@@ -431,6 +438,7 @@ class Run(RunCapture):
     def close(self) -> None:
         """Waits for the saves under way; raises what failed and was not told yet. Frees capture memory."""
         self.wait()
+        self._store.replication.drain()
         if self._own_gate is not None:
             self._own_gate.close()
             self._own_gate = None

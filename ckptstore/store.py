@@ -24,7 +24,9 @@ from ckptstore.events import Hook, Hooks
 from ckptstore.manifest import RunRow
 from ckptstore.model.history import Entry
 from ckptstore.model.ids import Attempt
+from ckptstore.model.record import EpochDoc
 from ckptstore.ranks import DEADLINE_SECONDS, RankOptions
+from ckptstore.replication import Replication
 from ckptstore.run import Run
 from ckptstore.run_resume import restart_variable
 from ckptstore.save.options import CaptureMode, OnBusy, OnError, RunOptions, SaveOptions
@@ -46,6 +48,7 @@ class Store:
         self.tier = self._opened.tiers[0]
         self.catalog = Catalog(*self.tiers, unreachable=self.unreachable)
         self.hooks = Hooks(hooks)
+        self.replication = Replication(self)
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -248,7 +251,7 @@ class Store:
             Problem(
                 name, Attempt.parse(attempt).step, attempt, layout.commit_key(key, attempt), error.message
             )
-            for name, key in self._run_names()
+            for name, key in self.run_names()
             if not (runs or refs) or name in runs
             for attempt, error in self.catalog.unreadable.get(key, {}).items()
         ]
@@ -261,12 +264,25 @@ class Store:
         self.catalog.refresh()
         return [
             Target(name, key, entry)
-            for name, key in self._run_names()
+            for name, key in self.run_names()
             if run in (None, name)
             for entry in self.catalog.replicas(key)[tier.uuid].values()
         ]
 
-    def _run_names(self) -> list[tuple[str, str]]:
+    def refresh(self, run_key: str | None = None) -> None:
+        """Brings the manifest up to date with the tiers: one run's part, or all."""
+        self.catalog.refresh(run_key)
+
+    def replicas(self, run_key: str) -> dict[str, dict[str, Entry]]:
+        """Tier uuid -> checkpoint id -> the record that counts there, as far as it was read."""
+        return self.catalog.replicas(run_key)
+
+    def sessions(self, run_key: str) -> list[EpochDoc]:
+        """A run's sessions, in order, as far as they were read."""
+        return self.catalog.ask(lambda manifest: manifest.sessions(run_key))
+
+    def run_names(self) -> list[tuple[str, str]]:
+        """(name, key) of all runs that are known."""
         return [(row.run, row.run_key) for row in self.catalog.ask(lambda manifest: manifest.runs())]
 
     def _require_run(self, name: str) -> Run:
@@ -283,6 +299,7 @@ class Store:
 
     def close(self) -> None:
         """Frees what is open; a later call opens it again."""
+        self.replication.stop()
         self.catalog.close()
         for tier in self.tiers:
             tier.backend.close()

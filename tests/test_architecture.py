@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("gc",),
     ("replicate",),
-    ("catalog", "config", "tiers", "refs", "arguments", "torch", "pending", "checkpoint", "testing"),
+    ("catalog", "config", "tiers", "replication", "refs", "arguments", "torch", "pending", "checkpoint", "testing"),
     ("events", "metrics"),
     (
         "run_view",

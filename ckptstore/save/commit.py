@@ -138,7 +138,7 @@ def commit(
     # A zombie must not commit, and nothing may be committed into an empty mount point.
     session.check_current()
     tier.check_marker()
-    _create_record(tier, session.run_key, record, data)
+    create_record(tier, session.run_key, record, data)
     phases.end("commit")
     contents = Contents.of(
         tier,
@@ -151,7 +151,13 @@ def commit(
     return Saved(contents, len(data), dict(phases.seconds))
 
 
-def _create_record(tier: Tier, run_key: str, record: CommitRecord, data: bytes) -> None:
+def create_record(tier: Tier, run_key: str, record: CommitRecord, data: bytes) -> None:
+    """Creates a commit record; what stands at its key afterwards is the one outcome.
+
+    Raises:
+        SaveFailedError: it was fenced, and will never commit.
+        BackendError: the tier does not answer, and the outcome is not known.
+    """
     failure: BackendError | None = None
     try:
         found = commits.settle(tier, run_key, record.attempt, data)

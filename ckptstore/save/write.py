@@ -8,7 +8,7 @@ import itertools
 import operator
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import blake3
 import numpy as np
@@ -243,16 +243,21 @@ class Writer:
 
     def locations(self, keys: KeyList) -> Locations:
         """The location table's rows; those of chunks left to others are zero."""
-        row_of = {key: i for i, key in enumerate(keys.keys)}
-        nowhere = (0, 0, 0)
-        rows = [nowhere if s is None else (row_of[s.key], s.offset, s.length) for s in self._stored]
-        table = np.array(rows, np.int64).reshape(len(rows), 3)
-        return Locations(
-            np.ascontiguousarray(table[:, 0]),
-            np.ascontiguousarray(table[:, 1]),
-            np.ascontiguousarray(table[:, 2]),
-            np.full(len(rows), CODEC_RAW, np.uint8),
-        )
+        return locations_of(self._stored, keys)
+
+
+def locations_of(stored: Sequence[Stored | None], keys: KeyList) -> Locations:
+    """The location table's rows, one per chunk; those without a place are zero."""
+    row_of = {key: i for i, key in enumerate(keys.keys)}
+    nowhere = (0, 0, 0)
+    rows = [nowhere if s is None else (row_of[s.key], s.offset, s.length) for s in stored]
+    table = np.array(rows, np.int64).reshape(len(rows), 3)
+    return Locations(
+        np.ascontiguousarray(table[:, 0]),
+        np.ascontiguousarray(table[:, 1]),
+        np.ascontiguousarray(table[:, 2]),
+        np.full(len(rows), CODEC_RAW, np.uint8),
+    )
 
 
 def _fetched_bytes(pieces: Iterable[Piece]) -> int:

@@ -25,6 +25,10 @@ from ckptstore.model.targets import SavedTree, TensorSpec
 from ckptstore.tier.tier import Tier
 
 
+SAME_EVERYWHERE = ("layout", "tree", "digests")
+"""Tables whose bytes are the same in every copy of a checkpoint; keys and locations are each copy's own."""
+
+
 class Contents:
     """The tables of one record in one tier.
 
@@ -52,6 +56,31 @@ class Contents:
         contents.__dict__.update(layout=layout, digests=Digests.of(digests), locations=locations, keys=keys)
         return contents
 
+    @classmethod
+    def beside(cls, other: Contents, tier: Tier, record: CommitRecord) -> Contents:
+        """Those of another copy of the same checkpoint: only its keys and locations are read.
+
+        Raises:
+            DocumentError: the record is of another state.
+        """
+        other.check_same(record)
+        contents = cls(tier, record)
+        contents.__dict__.update(layout=other.layout, digests=other.digests)
+        return contents
+
+    def check_same(self, record: CommitRecord) -> None:
+        """That another copy's record names the same state.
+
+        Raises:
+            DocumentError: it does not.
+        """
+        for name in SAME_EVERYWHERE:
+            if record.tables[name].digest != self.record.tables[name].digest:
+                raise DocumentError(
+                    f"{self}: the {name} table of attempt {record.attempt} is not that of attempt "
+                    f"{self.record.attempt}, though both are of checkpoint {self.record.checkpoint}"
+                )
+
     def __str__(self) -> str:
         return f"run {self.record.run!r} step {self.record.step}"
 
@@ -59,9 +88,7 @@ class Contents:
     def layout(self) -> Layout:
         """Tensors and boxes."""
         # The digest table has 32 bytes per chunk: more chunks than that cannot be.
-        layout = Layout.decode(
-            self._table("layout"), self.record.tables["digests"].size_bytes // DIGEST_BYTES
-        )
+        layout = Layout.decode(self.table("layout"), self.record.tables["digests"].size_bytes // DIGEST_BYTES)
         problems = layout.check_coverage()
         if problems:
             raise DocumentError(f"{self}: boxes do not cover their tensors: {'; '.join(problems[:5])}")
@@ -70,17 +97,17 @@ class Contents:
     @functools.cached_property
     def digests(self) -> Digests:
         """One per chunk."""
-        return tables.decode_digests(self._table("digests"), len(self.layout.chunks))
+        return tables.decode_digests(self.table("digests"), len(self.layout.chunks))
 
     @functools.cached_property
     def keys(self) -> KeyList:
         """Every object that holds a chunk (the tables' own pieces are named in the record)."""
-        return KeyList.decode(self._table("keys"))
+        return KeyList.decode(self.table("keys"))
 
     @functools.cached_property
     def locations(self) -> Locations:
         """Where each chunk is."""
-        return Locations.decode(self._table("locations"), self.layout.chunks.nbytes, self.keys)
+        return Locations.decode(self.table("locations"), self.layout.chunks.nbytes, self.keys)
 
     @functools.cached_property
     def written_bytes(self) -> npt.NDArray[np.int64]:
@@ -90,7 +117,7 @@ class Contents:
     @functools.cached_property
     def tree(self) -> bytes:
         """The packed tree of the state."""
-        return bytes(self._table("tree"))
+        return bytes(self.table("tree"))
 
     @functools.cached_property
     def saved_tree(self) -> SavedTree:
@@ -130,7 +157,8 @@ class Contents:
             sizes.update((piece.key, piece.size_bytes) for piece in ref.pieces)
         return sizes
 
-    def _table(self, name: str) -> bytes | memoryview:
+    def table(self, name: str) -> bytes | memoryview:
+        """One of the record's tables as it is stored, checked."""
         return read_table(self._tier, self.record.tables[name], f"the {name} table of {self}")
 
 

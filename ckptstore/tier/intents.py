@@ -6,11 +6,14 @@ A collector does the opposite (dooms, then re-lists intents), so one of the two 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 
+from ckptstore.environment import Environment
 from ckptstore.errors import CkptstoreError, DamageError
 from ckptstore.model.documents import decode_intent, encode_intent
 from ckptstore.model.record import CommitRecord, IntentDoc, IntentKind
@@ -58,6 +61,17 @@ class Intent:
         tier.put_new(layout.intent_key(attempt), encode_intent(document))
         return cls(tier, document)
 
+    @classmethod
+    def take_over(cls, tier: Tier, document: IntentDoc) -> Intent:
+        """Goes on with the attempt of a process that is gone; whoever looks sees this process now."""
+        environment = tier.environment
+        mine = dataclasses.replace(
+            document, host=environment.host, pid=environment.pid, user=environment.user
+        )
+        tier.backend.put(layout.intent_key(document.attempt), [encode_intent(mine)])
+        tier.backend.put(layout.beat_key(document.attempt), [b"0"])
+        return cls(tier, mine)
+
     def surviving(self) -> dict[Pin, CommitRecord]:
         """The pinned records that may be relied on: each one's doom is read first, then the record.
 
@@ -86,8 +100,7 @@ class Intent:
         return alive
 
     def __enter__(self) -> Intent:
-        self._thread = threading.Thread(target=self._beat, name="ckptstore-beat", daemon=True)
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
@@ -95,6 +108,11 @@ class Intent:
     ) -> None:
         self.stop()
         self.remove()
+
+    def start(self) -> None:
+        """Begins the heartbeat."""
+        self._thread = threading.Thread(target=self._beat, name="ckptstore-beat", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Ends the heartbeat; the intent stays."""
@@ -120,6 +138,13 @@ class Intent:
                 self._tier.backend.put(layout.beat_key(self.document.attempt), [str(number).encode()])
             except CkptstoreError as error:
                 log.warning("heartbeat of %s failed: %s", self.document.attempt, error)
+
+
+def is_alive_here(document: IntentDoc, environment: Environment | None = None) -> bool | None:
+    """Whether the process of an intent runs on this host; None for another host, where it cannot be seen."""
+    if document.host != (environment or Environment()).host or not os.path.isdir("/proc/self"):
+        return None
+    return os.path.isdir(f"/proc/{document.pid}")
 
 
 def list_intents(tier: Tier) -> Iterator[IntentDoc]:

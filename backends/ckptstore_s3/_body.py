@@ -1,0 +1,85 @@
+"""Several buffers as one body that can be read again from its start."""
+
+from __future__ import annotations
+
+import bisect
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+
+from ckptstore.backend import ReadableBuffer
+
+
+def as_bytes(buffers: Sequence[ReadableBuffer]) -> list[memoryview]:
+    """Flat views of bytes; empty ones are left out."""
+    views = [memoryview(buffer) for buffer in buffers]
+    return [
+        view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views if view.nbytes
+    ]
+
+
+class Body(io.RawIOBase):
+    """Buffers end to end, as a file; nothing is copied but what is read.
+
+    Its length is always known, so that it is sent with a Content-Length, and a request can be signed anew.
+    """
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        super().__init__()
+        self._views = views
+        self._ends = list(itertools.accumulate(map(len, views)))
+        self._at = 0
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self)}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: object) -> int:
+        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        number = bisect.bisect_right(self._ends, self._at)
+        if number == len(self._views) or not len(target):
+            return 0
+        view = self._views[number]
+        start = self._at - (self._ends[number] - len(view))
+        count = min(len(view) - start, len(target))
+        target[:count] = view[start : start + count]
+        self._at += count
+        return count
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Up to `size` bytes; fewer only at the end, as those who send want it."""
+        left = len(self) - self._at if size is None or size < 0 else min(size, len(self) - self._at)
+        made = bytearray(max(left, 0))
+        view = memoryview(made)
+        while view.nbytes:
+            view = view[self.readinto(view) :]
+        return bytes(made)
+
+
+def parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:
+    """The buffers cut into parts of exactly `part_bytes`, the last one shorter."""
+    part: list[memoryview] = []
+    room = part_bytes
+    for view in views:
+        while len(view):
+            piece, view = view[:room], view[room:]
+            part.append(piece)
+            room -= len(piece)
+            if not room:
+                yield part
+                part, room = [], part_bytes
+    if part:
+        yield part

@@ -1,0 +1,69 @@
+"""What a tier is owed: checkpoints committed in a hotter tier, required here, not here yet. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from ckptstore.model.history import Entry, effective_order
+from ckptstore.model.record import EpochDoc
+
+Wanted = Callable[[Sequence[Entry]], set[str]]
+"""Ids that a tier's own retention would keep, of a run's entries from oldest to newest."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owed:
+    """A checkpoint that a tier does not have yet.
+
+    Attributes:
+        entry: its record in the hottest tier that has it good.
+        source: uuid of that tier.
+        why: empty, or why it is not copied all the same.
+    """
+
+    entry: Entry
+    source: str
+    why: str = ""
+
+
+def debt(
+    replicas: Mapping[str, Mapping[str, Entry]],
+    hotter: Sequence[str],
+    destination: str,
+    epochs: Sequence[EpochDoc],
+    wanted: Wanted | None = None,
+) -> list[Owed]:
+    """What a tier is owed of one run, newest first; what is passed over comes with its reason.
+
+    Args:
+        replicas: tier uuid -> checkpoint id -> the record that counts there.
+        hotter: uuids of the tiers before the destination, hottest first.
+        destination: uuid of the tier.
+        epochs: the run's sessions.
+        wanted: of all that would be there, what the destination's own retention keeps; None keeps all.
+    """
+    there = replicas.get(destination, {})
+    owed: dict[str, Owed] = {}
+    for uuid in hotter:
+        for checkpoint, entry in replicas.get(uuid, {}).items():
+            copy = there.get(checkpoint)
+            if checkpoint in owed or entry.facts.doomed or entry.facts.forgotten:
+                continue
+            # A later generation (repaired, or with a component trimmed) is copied, too; a damaged one is not
+            # replaced by the same again: that is what `repair` does.
+            if copy is None or copy.generation < entry.generation:
+                why = "" if not entry.facts.damaged else f"damaged: {entry.facts.damaged_reason}"
+                if not why and entry.facts.invalid_reason is not None:
+                    why = f"invalid: {entry.facts.invalid_reason}"
+                owed[checkpoint] = Owed(entry, uuid, why)
+    ordered = effective_order([found.entry for found in owed.values()], epochs)
+    if wanted is not None:
+        everything = effective_order([*(item.entry for item in owed.values()), *there.values()], epochs)
+        kept = wanted(everything)
+        for checkpoint, found in owed.items():
+            if not found.why and checkpoint not in kept:
+                owed[checkpoint] = dataclasses.replace(
+                    found, why="superseded: its retention keeps newer ones"
+                )
+    return [owed[entry.checkpoint] for entry in reversed(ordered)]

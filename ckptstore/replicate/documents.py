@@ -1,0 +1,56 @@
+"""The small documents that travel with a checkpoint: its run, the run's sessions, later facts about it."""
+
+from __future__ import annotations
+
+import logging
+
+from ckptstore.errors import DamageError, FormatTooNewError
+from ckptstore.tier import layout, notes, runs
+from ckptstore.tier.copies import Copy
+from ckptstore.tier.tier import Tier
+
+log = logging.getLogger("ckptstore")
+
+OF_ONE_TIER = ("verified", "damaged")
+"""Kinds of notes about one tier's copy; all others are about the checkpoint, wherever it is."""
+
+
+def copy_documents(source: Copy, destination: Tier) -> None:
+    """What the destination lacks of the run's document, its sessions and the checkpoint's notes.
+
+    Raises:
+        BackendError: a tier does not answer.
+    """
+    run_key = source.run_key
+    _copy(source.tier, destination, layout.run_document(run_key))
+    there = set(runs.epoch_numbers(destination, run_key))
+    for number in runs.epoch_numbers(source.tier, run_key):
+        if number not in there:
+            _copy(source.tier, destination, layout.epoch_key(run_key, number))
+    copy_notes(source, destination)
+
+
+def copy_notes(source: Copy, destination: Tier) -> int:
+    """The checkpoint's notes that the destination lacks; returns how many there were."""
+    checkpoint = source.record.checkpoint
+    there = set(notes.note_keys(destination, source.run_key, checkpoint))
+    copied = 0
+    for key in sorted(set(notes.note_keys(source.tier, source.run_key, checkpoint)) - there):
+        try:
+            note = notes.read_note(source.tier, key)
+        except (DamageError, FormatTooNewError) as error:
+            log.error("a note is not copied: %s", error.message)
+            continue
+        if note is not None and note.kind not in OF_ONE_TIER:
+            notes.put_note(destination, source.run_key, note)
+            copied += 1
+    return copied
+
+
+def _copy(source: Tier, destination: Tier, key: str) -> None:
+    """A document that is the same in every tier and is never changed."""
+    if destination.exists(key):
+        return
+    data = source.read(key)
+    if data is not None:
+        destination.put_new(key, data)
