@@ -27,13 +27,16 @@ import importlib.metadata
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from ckptstore.errors import BackendError, UnknownSchemeError
 
 ReadableBuffer: TypeAlias = bytes | bytearray | memoryview
 
 ENTRY_POINT_GROUP = "ckptstore.backends"
+
+_GENERAL = "fsspec"
+"""The plug-in that serves what no other does; it says itself, in `schemes`, what it knows."""
 
 # Which extra brings a scheme, for the error when it is not installed. `file` and `memory` ship always.
 _EXTRAS: Mapping[str, str] = {
@@ -42,6 +45,7 @@ _EXTRAS: Mapping[str, str] = {
     "gcs": "fsspec",
     "az": "fsspec",
     "abfs": "fsspec",
+    "abfss": "fsspec",
     "hdfs": "fsspec",
     "sftp": "fsspec",
 }
@@ -68,6 +72,10 @@ class DeleteResult:
 
     key: str
     error: BackendError | None = None
+
+
+Look: TypeAlias = tuple[str, Literal["ok", "warn", "fail"], str, str]
+"""What :meth:`Backend.examine` says of one thing: its name, how it is, what was found, what that means."""
 
 
 # Inside a class that has a method `list`, a type checker takes `list[...]` for that method.
@@ -203,6 +211,13 @@ class Backend(abc.ABC):
         report success from then on. So nothing ever retries it, and its errors are not ``transient``.
         """
 
+    def examine(self) -> Iterator[Look]:
+        """What `doctor` should know of this place that no other method shows: rules that delete or keep.
+
+        Optional; it only reads. What may not be read is a finding, too.
+        """
+        return iter(())
+
     @abc.abstractmethod
     def close(self) -> None:
         """Frees clients and handles. Idempotent; a later call opens them again."""
@@ -247,33 +262,50 @@ def installed_schemes() -> dict[str, importlib.metadata.EntryPoint]:
 def open_backend(url: str, options: Mapping[str, object] | None = None) -> Backend:
     """The backend for `url` (a plain path is ``file``); touches nothing at that place.
 
+    A scheme that no plug-in serves, and ``fsspec+PROTOCOL``, go to the plug-in "fsspec", if it knows them.
+
     Raises:
         UnknownSchemeError: lists what is installed, and the extra that brings the missing one.
     """
     scheme, _ = split_scheme(url)
     points = installed_schemes()
     point = points.get(scheme)
-    if point is None:
-        shown = urllib.parse.urlsplit(url)._replace(netloc="...").geturl() if "@" in url else url
-        extra = _EXTRAS.get(scheme)
-        raise UnknownSchemeError(
-            f"no backend for {scheme}:// is installed (asked for {shown!r}); "
-            f"installed: {', '.join(sorted(points)) or 'none'}",
-            hint=f"pip install 'ckptstore[{extra}]'"
-            if extra
-            else "use one of the installed schemes or install a plug-in for the entry point group "
-            f"'{ENTRY_POINT_GROUP}'",
-        )
+    if point is not None:
+        return _load(point, scheme).from_url(url, options)
+    general = points.get(_GENERAL)
+    extra = _EXTRAS.get(scheme)
+    if general is not None and scheme.startswith(f"{_GENERAL}+"):
+        return _load(general, scheme).from_url(url, options)
+    if general is not None and extra is None:
+        try:
+            found = _load(general, scheme)
+        except UnknownSchemeError:
+            found = None  # without its packages it knows nothing, and the thing to say is: unknown
+        if found is not None and scheme in found.schemes:
+            return found.from_url(url, options)
+    shown = urllib.parse.urlsplit(url)._replace(netloc="...").geturl() if "@" in url else url
+    raise UnknownSchemeError(
+        f"no backend for {scheme}:// is installed (asked for {shown!r}); "
+        f"installed: {', '.join(sorted(points)) or 'none'}",
+        hint=f"pip install 'ckptstore[{extra}]'"
+        if extra
+        else "use one of the installed schemes or install a plug-in for the entry point group "
+        f"'{ENTRY_POINT_GROUP}'",
+    )
+
+
+def _load(point: importlib.metadata.EntryPoint, scheme: str) -> type[Backend]:
     try:
         loaded = point.load()
     except (ImportError, AttributeError) as error:
+        extra = _EXTRAS.get(scheme, _GENERAL if point.name == _GENERAL else "all")
         raise UnknownSchemeError(
             f"the backend for {scheme}:// cannot be imported: {error}",
-            hint=f"pip install 'ckptstore[{_EXTRAS.get(scheme, 'all')}]'",
+            hint=f"pip install 'ckptstore[{extra}]'",
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
         raise UnknownSchemeError(
             f"the plug-in for {scheme}:// ({point.value}) is not a ckptstore.backend.Backend",
             hint="fix or remove that plug-in",
         )
-    return loaded.from_url(url, options)
+    return loaded

@@ -198,7 +198,7 @@ class Checkpoint:
         """Training state that the TrainState did not hold when it was saved."""
         return self.record.not_captured
 
-    @property
+    @functools.cached_property
     def contents(self) -> Contents:
         """The record's tables, read on demand; those that all copies share come from any that has them."""
         return self.sources.contents

@@ -86,14 +86,14 @@ class Store:
             StoreNotFoundError, BackendError: what the tier said.
         """
         for name, error in self.unreachable.items():
-            if name == self._opened.hottest or not (offline or isinstance(error, StoreNotFoundError)):
-                raise type(error)(
-                    f"run cannot be saved while tier {name!r} is missing: {error.message}",
-                    hint="`ckptstore init` makes a tier whose disk is new; offline=True trains on without a "
-                    "colder one"
-                    if isinstance(error, StoreNotFoundError)
-                    else "wait for it, or train on with store.run(..., offline=True)",
-                )
+            is_absent = isinstance(error, StoreNotFoundError)
+            if name == self._opened.hottest:
+                hint = "`ckptstore init` makes a tier whose disk is new" if is_absent else "wait for it"
+            elif offline or is_absent:
+                continue
+            else:
+                hint = "wait for it, or train on without it: store.run(..., offline=True)"
+            raise type(error)(f"nothing can be saved while tier {name!r} is missing: {error.message}", hint=hint)
 
     def tier_of(self, entry: Entry) -> Tier:
         """Where the record is that speaks for a checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ckptstore.errors import (
@@ -16,12 +17,12 @@ from ckptstore.errors import (
 _DENIED = {
     "AccessDenied",
     "AllAccessDisabled",
+    "MethodNotAllowed",
     "AccountProblem",
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
     "InvalidToken",
     "TokenRefreshRequired",
-    "RequestTimeTooSkewed",
     "Forbidden",
     "403",
     "401",
@@ -31,6 +32,7 @@ _THROTTLED = {
     "SlowDown",
     "Throttling",
     "ThrottlingException",
+    "ServiceUnavailable",
     "TooManyRequests",
     "RequestLimitExceeded",
     "503",
@@ -42,7 +44,18 @@ _ELSEWHERE = {
     "IllegalLocationConstraintException",
     "301",
 }
-_TRANSIENT = {"InternalError", "RequestTimeout", "ServiceUnavailable", "OperationAborted", "IncompleteBody"}
+_TRANSIENT = {
+    "InternalError",
+    "RequestTimeout",
+    "OperationAborted",
+    # What arrived was not what was sent.
+    "IncompleteBody",
+    "BadDigest",
+    "XAmzContentSHA256Mismatch",
+    "XAmzContentChecksumMismatch",
+    "InvalidPart",
+    "NoSuchUpload",  # somebody aborted it: the whole put again makes a new one
+}
 _NO_KEY = {"NoSuchKey", "404", "NotFound"}
 
 
@@ -53,6 +66,12 @@ def code_of(error: Any) -> tuple[str, int]:
     return str(response.get("Error", {}).get("Code", "")), status
 
 
+def code_behind(error: BackendError) -> tuple[str, int]:
+    """(error code, HTTP status) of the answer behind one of our errors; ("", 0) if there was none."""
+    cause = error.__cause__
+    return code_of(cause) if getattr(cause, "response", None) else ("", 0)
+
+
 def told(error: Any, what: str) -> BackendError:
     """The error to raise for a botocore ClientError.
 
@@ -60,7 +79,19 @@ def told(error: Any, what: str) -> BackendError:
         what: the operation, key and place, for the message.
     """
     code, status = code_of(error)
-    text = f"{what}: {code or status} ({error.response.get('Error', {}).get('Message') or 'no message'})"
+    message = error.response.get("Error", {}).get("Message") or "no message"
+    return _kind(code, status, f"{what}: {code or status} ({message})")
+
+
+def told_of_key(item: Mapping[str, Any], what: str) -> BackendError | None:
+    """The error for one key of a batch, from its entry in the answer; None where the key is gone."""
+    code = str(item.get("Code", ""))
+    if code in _NO_KEY:
+        return None
+    return _kind(code, 0, f"{what}: {code} ({item.get('Message') or 'no message'})")
+
+
+def _kind(code: str, status: int, text: str) -> BackendError:
     if code == "NoSuchBucket":
         return BackendError(text, hint="make the bucket, or correct the URL")
     if code in _NO_KEY or (status == 404 and code != "NoSuchUpload"):
@@ -75,6 +106,8 @@ def told(error: Any, what: str) -> BackendError:
         return PermissionDeniedError(text, hint="the credentials have expired: renew them")
     if code in _ELSEWHERE or status in (301, 307):
         return BackendError(text, hint="the bucket is in another region: set region= or AWS_REGION")
+    if code == "RequestTimeTooSkewed":
+        return PermissionDeniedError(text, hint="this machine's clock is wrong: have it set")
     if code in _DENIED or status in (401, 403):
         return PermissionDeniedError(
             text, hint="look at the credentials and the bucket's policy (docs/s3.md)"

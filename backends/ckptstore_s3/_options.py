@@ -13,6 +13,9 @@ from ckptstore.errors import UsageError
 MIB = 1 << 20
 LEAST_PART_BYTES = 5 * MIB
 """S3 takes no smaller part of an upload but the last."""
+_NO_CREDENTIALS = "botocore finds them: AWS_PROFILE, the environment, or the machine's role"
+MAX_PREFIX_BYTES = 511
+"""With a slash and the longest key of the store's it fills what S3 takes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +28,9 @@ class Options:
         create_if_absent: whether conditional writes work; "auto" finds out at the first.
         multipart: False for servers without it.
         part_bytes: of uploads that are cut; an object of up to twice as many goes in one request.
-        create_bucket: make the bucket with the store, if it is not there.
+        max_pool: connections kept open at most; None: twice `concurrency`.
+        ordered_list: whether listings are in code-point order; "auto" takes that for Amazon's endpoints.
+        verify: False takes any certificate.
     """
 
     endpoint_url: str | None = None
@@ -41,9 +46,11 @@ class Options:
     sse: str | None = None
     sse_kms_key_id: str | None = None
     ca_bundle: str | None = None
+    verify: bool = True
     connect_timeout: float = 10.0
     read_timeout: float = 60.0
-    create_bucket: bool = False
+    max_pool: int | None = None
+    ordered_list: Literal["auto"] | bool = "auto"
 
     @classmethod
     def of(cls, given: Mapping[str, object] | None) -> Options:
@@ -60,6 +67,8 @@ class Options:
                     f"the s3 backend has no option {name!r}", hint=f"it has {', '.join(sorted(known))}"
                 )
             _check(name, value)
+        if "@" in urllib.parse.urlsplit(str(values.get("endpoint_url", ""))).netloc:
+            raise UsageError("credentials do not belong in option endpoint_url", hint=_NO_CREDENTIALS)
         return cls(**values)
 
 
@@ -68,11 +77,13 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "checksums": ("auto", "when_required", "when_supported"),
     "create_if_absent": ("auto", True, False),
     "multipart": (True, False),
-    "create_bucket": (True, False),
+    "ordered_list": ("auto", True, False),
+    "verify": (True, False),
 }
 _NUMBERS: Mapping[str, tuple[float, float]] = {
     "part_bytes": (LEAST_PART_BYTES, 5 << 30),
     "concurrency": (1, 1000),
+    "max_pool": (1, 10_000),
     "connect_timeout": (0.001, 86_400),
     "read_timeout": (0.001, 86_400),
 }
@@ -80,13 +91,13 @@ _NUMBERS: Mapping[str, tuple[float, float]] = {
 
 def _check(name: str, value: object) -> None:
     if name in _CHOICES:
-        if not any(value is choice or value == choice for choice in _CHOICES[name]):
+        if not any(type(value) is type(choice) and value == choice for choice in _CHOICES[name]):
             raise UsageError(
                 f"option {name} must be one of {', '.join(map(repr, _CHOICES[name]))}, not {value!r}"
             )
     elif name in _NUMBERS:
         least, most = _NUMBERS[name]
-        whole = name in ("part_bytes", "concurrency")
+        whole = name in ("part_bytes", "concurrency", "max_pool")
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
             raise UsageError(f"option {name} must be a number, not {value!r}")
         if not least <= value <= most:
@@ -116,12 +127,14 @@ class Place:
         if "@" in bucket or ":" in bucket:
             raise UsageError(
                 "credentials do not belong in the URL of a bucket",
-                hint="botocore finds them: AWS_PROFILE, the environment, or the machine's role",
+                hint=_NO_CREDENTIALS,
             )
         segments = prefix.strip("/").split("/")
         if prefix.strip("/") and any(segment in ("", ".", "..") for segment in segments):
             raise UsageError(f"the prefix {prefix!r} has an empty or dotted segment")
         clean = "/".join(segments)
+        if len(clean.encode("utf-8", "surrogatepass")) > MAX_PREFIX_BYTES:
+            raise UsageError(f"the prefix is longer than {MAX_PREFIX_BYTES} bytes: S3 takes keys of 1,024")
         return cls(bucket, f"{clean}/" if clean else "")
 
     @property

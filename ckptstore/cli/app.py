@@ -25,6 +25,7 @@ COMMANDS = {
     "ls": "ckptstore.cli.ls",
     "show": "ckptstore.cli.show",
     "verify": "ckptstore.cli.verify",
+    "status": "ckptstore.cli.status",
     "tag": "ckptstore.cli.marks",
     "untag": "ckptstore.cli.marks",
     "pin": "ckptstore.cli.marks",

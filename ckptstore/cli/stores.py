@@ -20,6 +20,7 @@ _SMALLEST_CHUNK = 1 << 20
     "init",
     "ckptstore init ckpts",
     "ckptstore init /data/ckpts --chunk-size 64MiB",
+    "ckptstore init ckptstore.toml",
 )
 @click.argument("location", required=False, shell_complete=complete_path)
 @click.option(
@@ -31,10 +32,10 @@ _SMALLEST_CHUNK = 1 << 20
     help="The largest chunk: a power of two from 1MiB to 64MiB. It stays as it is for ever.",
 )
 def init(invocation: Invocation, location: str | None, chunk_size: int) -> None:
-    """Makes a new store at LOCATION, an absent or empty directory (or a URL).
+    """Makes a new store at LOCATION: an absent or empty directory, a URL, or the tiers of a ckptstore.toml.
 
     Without LOCATION, at the place that -s, $CKPTSTORE or the nearest ckptstore.toml names. An existing store
-    is never touched.
+    is never touched; of several tiers, those that are missing are made, and which there are is written down.
     """
     import ckptstore
 
@@ -47,11 +48,16 @@ def init(invocation: Invocation, location: str | None, chunk_size: int) -> None:
         )
     with ckptstore.init(where, chunk_bytes=chunk_size) as store:
         if invocation.as_json:
-            output.emit_json({"store": store.url, "uuid": store.uuid, "chunk_bytes": store.chunk_bytes})
+            tiers = [{"name": tier.name, "url": tier.url, "uuid": tier.uuid} for tier in store.tiers]
+            output.emit_json(
+                {"store": store.url, "uuid": store.uuid, "chunk_bytes": store.chunk_bytes, "tiers": tiers}
+            )
             return
         output.say(
             f"made a store at {shown(store.url)} (chunks up to {size(store.chunk_bytes)}, id {store.uuid})"
         )
+        if len(store.tiers) > 1:
+            output.say(f"its tiers: {', '.join(f'{tier.name} at {shown(tier.url)}' for tier in store.tiers)}")
 
 
 @command(

@@ -34,14 +34,20 @@ def parse_share(text: str) -> tuple[int, int]:
     "ckptstore verify gpt                 one run",
     "ckptstore verify --share 3/30        a thirtieth a day: all of it in a month",
     "ckptstore verify --max-bytes 100GiB",
+    "ckptstore verify --tier s3           what lies there, instead of the first tier",
 )
 @click.argument("what", nargs=-1, metavar="[RUN | REF | -]...", shell_complete=complete_run_or_ref)
 @click.option("--share", type=parse_share, metavar="N/T", help="Only the N-th of T equal parts of the data.")
 @click.option(
     "--max-bytes", type=parse_size, metavar="SIZE", help="Read about that much; the longest unverified first."
 )
+@click.option("--tier", metavar="NAME", help="Read this tier; the hottest unless given.")
 def verify(
-    invocation: Invocation, what: tuple[str, ...], share: tuple[int, int] | None, max_bytes: int | None
+    invocation: Invocation,
+    what: tuple[str, ...],
+    share: tuple[int, int] | None,
+    max_bytes: int | None,
+    tier: str | None,
 ) -> None:
     """Reads checkpoints back and compares every byte with its hash. All of the store, without names.
 
@@ -58,6 +64,7 @@ def verify(
                 report = store.verify(
                     runs=[name for name in names if name in known],
                     refs=[name for name in names if name not in known],
+                    tier=tier,
                     share=share,
                     max_bytes=max_bytes,
                     progress=progress,

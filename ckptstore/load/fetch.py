@@ -6,25 +6,19 @@ import contextlib
 import dataclasses
 import functools
 import queue
-import threading
 from collections.abc import Iterator, Sequence
 
-import blake3
 import numpy as np
 import numpy.typing as npt
 
 from ckptstore import arrays
-from ckptstore.errors import (
-    ChunkDamagedError,
-    NotAnObjectError,
-    ObjectNotFoundError,
-    ShortReadError,
-)
 from ckptstore.load.division import Run
 from ckptstore.load.host import HostShare
 from ckptstore.load.plan import MAX_RUN_BYTES, Piece, Read, Want, batches, joined, plan
 from ckptstore.load.sharing import Sharing
-from ckptstore.model.ids import DIGEST_BYTES
+from ckptstore.load.sources import Sources
+from ckptstore.load.spans import Span
+from ckptstore.load.tally import Tally
 from ckptstore.pool import Pool, default_threads
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
@@ -41,46 +35,47 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclasses.dataclass(slots=True)
-class Fetched:
+class Fetched(Tally):
     """What a fetch moved; `placed` tells whether any target has been written to."""
 
-    bytes_read: int = 0
-    reads: int = 0
     placed: bool = False
 
 
 class Fetcher:
-    """Reads boxes of one checkpoint from one tier.
+    """Reads boxes of one checkpoint, each chunk from the first tier that has it good.
 
     Args:
+        tier: where `contents` are.
+        contents: those of a :class:`~ckptstore.checkpoint.Checkpoint` know its copies in other tiers, too.
         host: shares the first fetch with the other ranks of this host: each of them must fetch, even if
             nothing. ``done.bytes_read`` counts what this rank read itself.
     """
 
     def __init__(self, tier: Tier, contents: Contents, host: HostShare | None = None) -> None:
-        self._tier = tier
-        self._contents = contents
+        self._sources = Sources.of(tier, contents)
         self._host = host
-        self._threads = default_threads(tier.backend.capabilities.concurrency)
+        self._threads = 1
         self._scratch = Scratch([], 1)
-        self._lock = threading.Lock()
         self.done = Fetched()
 
     def fetch(self, wants: list[Want]) -> None:
         """Fills all wants.
 
         Raises:
-            ChunkDamagedError: names run, step, tensor and key; targets may be partly filled
-                (``done.placed``).
+            ChunkDamagedError: no tier has a chunk good; names run, step, tensor and key; targets may be
+                partly filled (``done.placed``).
+            BackendError: a tier does not answer, and no other one has the chunk good.
             DeadlineError: another rank of this host failed or was lost while it read for this one, too.
         """
+        copy, contents = self._sources.first
+        self._threads = default_threads(copy.tier.backend.capabilities.concurrency)
         if self._host is None:
-            is_local = self._tier.backend.capabilities.local_path is not None
-            self._fetch_alone(plan(self._contents, wants, _APART_BYTES if is_local else MAX_RUN_BYTES))
+            is_local = copy.tier.backend.capabilities.local_path is not None
+            self._fetch_alone(plan(contents, wants, _APART_BYTES if is_local else MAX_RUN_BYTES))
             return
         with self._host.sharing() as sharing:
-            reads = plan(self._contents, wants)
-            if sharing is None or not self._fetch_shared(sharing, reads):
+            reads = plan(contents, wants)
+            if sharing is None or not self._fetch_shared(sharing, contents, reads):
                 self._fetch_alone(reads)
 
     def _fetch_alone(self, reads: list[Read]) -> None:
@@ -95,11 +90,11 @@ class Fetcher:
                 pool.submit(self._carry_out, turn)
             pool.drain()
 
-    def _fetch_shared(self, sharing: Sharing, reads: list[Read]) -> bool:
+    def _fetch_shared(self, sharing: Sharing, contents: Contents, reads: list[Read]) -> bool:
         """False when all ranks of the host are to read for themselves."""
         pieces = [(read.key, piece) for read in reads for piece in read.pieces]
         rows = [piece.uses[0].row for _, piece in pieces]
-        division = sharing.divide(self._contents, rows)
+        division = sharing.divide(contents, rows)
         if division is None:
             return False
         shared: dict[int, list[Piece]] = {}
@@ -119,19 +114,18 @@ class Fetcher:
         self._scratch = Scratch(single, self._threads)
         alone = [functools.partial(self._carry_out, [read]) for read in single]
         with self._pool(2 * len(division.shared) + len(alone)) as pool:
-            sharing.carry_out(pool, division, self._read_shared, copy, alone)
+            sharing.carry_out(pool, division, functools.partial(self._read_shared, contents), copy, alone)
         return True
 
     def _pool(self, calls: int) -> Pool:
         return Pool(min(self._threads, calls), name="ckptstore-load")
 
-    def _read_shared(self, run: Run, memory: memoryview) -> None:
+    def _read_shared(self, contents: Contents, run: Run, memory: memoryview) -> None:
         """Reads a run for all ranks of this host, and verifies all that one of them wants of it."""
-        rows, where = list(run.rows), self._contents.locations
-        self._read_into(run.key, run.offset, memory, rows[0])
+        rows, where = list(run.rows), contents.locations
         starts = (where.offset[rows] - run.offset).tolist()
-        self._verify(memory, run.key, rows, starts, where.length[rows].tolist())
-        self._count(run.length)
+        span = Span(run.key, run.offset, rows, starts, where.length[rows].tolist())
+        self._sources.read(span, memory, self.done)
 
     def _carry_out(self, reads: Sequence[Read]) -> None:
         for read in reads:
@@ -147,31 +141,9 @@ class Fetcher:
 
     def _read(self, read: Read, memory: memoryview) -> None:
         rows = [piece.uses[0].row for piece in read.pieces]
-        self._read_into(read.key, read.offset, memory, rows[0])
         starts = [piece.offset - read.offset for piece in read.pieces]
-        self._verify(memory, read.key, rows, starts, [piece.length for piece in read.pieces])
-        self._count(read.length)
-
-    def _read_into(self, key: str, offset: int, view: memoryview, row: int) -> None:
-        try:
-            self._tier.backend.read_into(key, offset, view)
-        except (ObjectNotFoundError, NotAnObjectError, ShortReadError) as error:
-            raise self._damaged(key, row, error.message) from error
-
-    def _verify(
-        self, memory: memoryview, key: str, rows: list[int], starts: list[int], lengths: list[int]
-    ) -> None:
-        """Checks chunks against the digests in their `rows`; each lies in `memory` from its start."""
-        expected = self._contents.digests.array[rows].tobytes()
-        for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            digest = blake3.blake3(memory[start : start + length]).digest()
-            if digest != expected[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]:
-                raise self._damaged(key, rows[number], "its bytes are not what was saved")
-
-    def _count(self, nbytes: int) -> None:
-        with self._lock:
-            self.done.bytes_read += nbytes
-            self.done.reads += 1
+        span = Span(read.key, read.offset, rows, starts, [piece.length for piece in read.pieces])
+        self._sources.read(span, memory, self.done)
 
     def _place(self, data: memoryview, piece: Piece) -> None:
         self.done.placed = True
@@ -183,17 +155,6 @@ class Fetcher:
                 target.data[:] = data
             else:
                 np.copyto(target, np.frombuffer(data, np.uint8))
-
-    def _damaged(self, key: str, row: int, reason: str) -> ChunkDamagedError:
-        layout = self._contents.layout
-        name = layout.tensors[int(layout.chunks.tensor[row])].name
-        digest = self._contents.digests[row].hex()
-        return ChunkDamagedError(
-            f"{self._contents}, tensor {name!r}: chunk {digest[:16]}... in {key} at {self._tier.url} "
-            f"is damaged: {reason}",
-            key=key,
-            hint="`ckptstore verify` marks all that is damaged; restore(fallback=True) takes the one before",
-        )
 
 
 class Scratch:

@@ -2,57 +2,48 @@
 
 The order is that of a save: intent, then the pins' dooms and records, then chunks, sync, tables, and the
 record last, by one create-if-absent. So a crash at any point leaves the destination with the whole checkpoint
-or with none of it, and with garbage that nothing names; the next try goes on with the attempt that was cut
-off, whose objects are found again by their keys (docs/design/017-replication.md).
+or with none of it, and with garbage that nothing names (docs/design/017-replication.md).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from ckptstore.environment import Environment
-from ckptstore.errors import BackendError, BusyError, ChunkDamagedError, CkptstoreError, ObjectNotFoundError
+from ckptstore.errors import BackendError, CkptstoreError, ObjectNotFoundError, SaveFailedError
 from ckptstore.model.documents import encode_record
-from ckptstore.model.ids import Attempt, Digest, chunk_key, digest_of, pack_key
-from ckptstore.model.record import CommitRecord, IntentDoc, TableRef
+from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
+from ckptstore.model.record import CommitRecord, TableRef
 from ckptstore.model.tables import KeyList, written_bytes
-from ckptstore.pool import Budget, Pool, default_threads
+from ckptstore.pool import Pool, default_threads
+from ckptstore.replicate.attempts import IsAlive, Kind, OpenAttempt, open_attempt
 from ckptstore.replicate.documents import copy_documents
+from ckptstore.replicate.memory import Memory
 from ckptstore.replicate.pace import Pace
 from ckptstore.replicate.reading import ChunkReader
 from ckptstore.save.commit import Assembly, create_record, summarize
-from ckptstore.save.reuse import ReuseIndex, Stored
+from ckptstore.save.reuse import Stored
 from ckptstore.save.saver import Reporter
 from ckptstore.save.tables import TableWriter
 from ckptstore.save.work import Progress
-from ckptstore.save.write import locations_of
-from ckptstore.tier import commits, intents, layout
+from ckptstore.save.write import Limits, locations_of
+from ckptstore.tier import commits
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.copies import Copy
-from ckptstore.tier.intents import Intent, Pin
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
-BUDGET_BYTES = 128 << 20
-"""Memory for chunks on their way; one object is always held whole."""
-SILENT_SECONDS = 15 * 60.0
-"""So long without a heartbeat, an intent's process counts as gone; a wrong guess costs double work only."""
+BUDGET_BYTES = 96 << 20
+"""Memory for objects on their way, and a third more for buffers kept; one object is always held whole."""
 
 _RANK = 0
 
-_running: set[tuple[int, str]] = set()
-"""(pid, attempt) of what this process is copying now; a forked child copies none of its parent's."""
 
-Kind = Literal["replicate", "repair"]
+class CopyStopped(Exception):
+    """The copy was to stop; the next one goes on from there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +66,7 @@ class Copied:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Unit:
-    """One object to put: chunks of one object of the source, end to end.
+    """One object to put: one large chunk, or small ones end to end.
 
     Attributes:
         rows: of the chunks in the layout.
@@ -95,7 +86,8 @@ def copy_checkpoint(
     bases: Sequence[Copy] = (),
     progress: Progress | None = None,
     pace: Pace | None = None,
-    patience: Callable[[IntentDoc], bool] | None = None,
+    is_alive: IsAlive | None = None,
+    is_stopped: Callable[[], bool] | None = None,
 ) -> Copied:
     """Copies a checkpoint.
 
@@ -105,151 +97,30 @@ def copy_checkpoint(
         generation: of the new record; the source's unless given.
         bases: records of the destination whose chunks may be reused, the likeliest first.
         progress: told of chunk bytes that are there.
-        pace: a cap on what is read and put.
-        patience: of an intent, whether its process is alive, and this checkpoint left to it; by default what
-            can be seen of it.
+        pace: a cap on bytes per second.
+        is_alive: of an intent, whether its process may be alive, and this checkpoint is left to it; by
+            default what can be seen of it.
+        is_stopped: asked before each object.
 
     Raises:
         BusyError: another process is copying it there.
         ChunkDamagedError: no copy has a chunk good; nothing was committed.
         SaveFailedError: the attempt was fenced, and nothing was committed.
-        WrongStoreError, BackendError: nothing was committed; the next try goes on where this one ended.
+        WrongStoreError, BackendError, CopyStopped: nothing was committed; the next try goes on where this one
+            ended.
     """
     started = destination.environment.monotonic()
-    source = copies[0]
     destination.check_marker()
-    with _reading(source) as alive:
-        if not alive:
-            raise ChunkDamagedError(
-                f"{source.contents} is being deleted in tier {source.tier.name!r}",
-                key=layout.commit_key(source.run_key, source.attempt),
-            )
+    with ChunkReader(copies, Accuser().accuse) as reader:
+        source = reader.first
         copy_documents(source, destination)
-        with _attempt(source, destination, kind, bases, patience or _seems_alive) as opened:
+        with open_attempt(source, destination, kind, bases, is_alive) as opened:
             if isinstance(opened, CommitRecord):  # committed by the process that was taken over from
-                contents = Contents(destination, opened)
-                return Copied(contents, 0, 0, opened.logical_bytes, 0.0)
-            copier = _Copier(copies, destination, opened, progress or Progress(), pace)
+                return Copied(Contents(destination, opened), 0, 0, opened.logical_bytes, 0.0)
+            copier = _Copier(reader, destination, opened, progress or Progress(), pace, is_stopped)
             contents = copier.copy(generation)
     seconds = destination.environment.monotonic() - started
     return Copied(contents, copier.new_bytes, copier.sent_bytes, copier.reused_bytes, seconds)
-
-
-@contextlib.contextmanager
-def _reading(source: Copy) -> Iterator[bool]:
-    """A read intent on the source while it lasts; whether its record is not being deleted."""
-    environment = source.tier.environment
-    attempt = str(Attempt(environment.new_ulid(), source.record.step, 1))
-    pin = (source.run_key, source.attempt)
-    with Intent.announce(source.tier, "read", attempt, source.record.run, [pin]):
-        yield not source.tier.exists(layout.doom_key(*pin))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Opened:
-    """An attempt under way: its id, what it may reuse, and whether another process had begun it."""
-
-    attempt: Attempt
-    kind: Kind
-    index: ReuseIndex
-    begun_before: bool
-
-
-@contextlib.contextmanager
-def _attempt(
-    source: Copy,
-    destination: Tier,
-    kind: Kind,
-    bases: Sequence[Copy],
-    is_alive: Callable[[IntentDoc], bool],
-) -> Iterator[_Opened | CommitRecord]:
-    """One attempt in the destination, new or taken over.
-
-    Its intent stays after an error that may pass, so that the next try finds it, and what it has put.
-    """
-    checkpoint = source.record.checkpoint
-    document = _left_behind(destination, source, kind, is_alive)
-    begun_before = document is not None
-    if document is not None:
-        intent = Intent.take_over(destination, document)
-        found = commits.read_commit(destination, source.run_key, document.attempt)
-        if isinstance(found, CommitRecord):
-            intent.remove()
-            yield found
-            return
-        if found is not None:  # fenced meanwhile: what it put will be collected
-            intent.remove()
-            document = None
-    if document is None:
-        begun_before = False
-        attempt = Attempt(destination.environment.new_ulid(), source.record.step, 1)
-        pins: list[Pin] = [(base.run_key, base.attempt) for base in bases]
-        intent = Intent.announce(
-            destination, kind, str(attempt), source.record.run, pins, _reason(source, checkpoint)
-        )
-    known = {(base.run_key, base.attempt): base.contents for base in bases}
-    running = (os.getpid(), intent.document.attempt)
-    _running.add(running)
-    intent.start()
-    try:
-        alive = [
-            known.get(pin) or Contents(destination, record) for pin, record in intent.surviving().items()
-        ]
-        number = Attempt.parse(intent.document.attempt)
-        index = ReuseIndex(alive, destination.backend, Reporter(destination).report, number.number)
-        yield _Opened(number, kind, index, begun_before)
-    except BackendError:
-        raise  # it may pass: the next try goes on from here
-    except CkptstoreError as error:
-        commits.fence(destination, source.run_key, intent.document.attempt, error.kind)
-        intent.remove()
-        raise
-    else:
-        intent.remove()
-    finally:
-        intent.stop()
-        _running.discard(running)
-
-
-def _reason(source: Copy, checkpoint: str) -> str:
-    return f"{checkpoint} generation {source.record.generation}"
-
-
-def _left_behind(
-    destination: Tier, source: Copy, kind: Kind, is_alive: Callable[[IntentDoc], bool]
-) -> IntentDoc | None:
-    """The intent of an attempt at the same copy whose process is gone.
-
-    Raises:
-        BusyError: its process is alive.
-    """
-    wanted = _reason(source, source.record.checkpoint)
-    found = None
-    for document in intents.list_intents(destination):
-        if (document.kind, document.reason) != (kind, wanted):
-            continue
-        if is_alive(document) and not _is_silent(destination, document):
-            raise BusyError(
-                f"{source.contents} is being copied to tier {destination.name!r} by process {document.pid} "
-                f"on {document.host}"
-            )
-        found = document
-    return found
-
-
-def _seems_alive(document: IntentDoc) -> bool:
-    """Whether the process of an intent may be alive: on this host that can be seen."""
-    environment = Environment()
-    if (document.host, document.pid) == (environment.host, environment.pid):
-        return (document.pid, document.attempt) in _running  # another life of this pid, if not
-    return intents.is_alive_here(document) is not False
-
-
-def _is_silent(tier: Tier, document: IntentDoc) -> bool:
-    last = document.created_at
-    with contextlib.suppress(ObjectNotFoundError):  # it has not beaten yet
-        last = max(last, tier.backend.head(layout.beat_key(document.attempt)).modified)
-    return tier.environment.now() - last > SILENT_SECONDS
 
 
 class _Copier:
@@ -257,20 +128,22 @@ class _Copier:
 
     def __init__(
         self,
-        copies: Sequence[Copy],
+        reader: ChunkReader,
         destination: Tier,
-        opened: _Opened,
+        opened: OpenAttempt,
         progress: Progress,
         pace: Pace | None,
+        is_stopped: Callable[[], bool] | None,
     ) -> None:
-        self._source = copies[0]
+        self._reader = reader
+        self._source = reader.first
         self._destination = destination
         self._opened = opened
         self._progress = progress
         environment = destination.environment
         self._pace = pace or Pace(None, environment.monotonic, environment.sleep)
-        self._reader = ChunkReader(copies, _Accuser().accuse)
-        self._budget = Budget(BUDGET_BYTES)
+        self._is_stopped = is_stopped or (lambda: False)
+        self._memory = Memory(BUDGET_BYTES)
         self._lock = threading.Lock()
         self.new_bytes = self.sent_bytes = self.reused_bytes = 0
 
@@ -289,7 +162,7 @@ class _Copier:
         tables = {name: self._same_table(writer, name) for name in ("layout", "tree", "digests")}
         tables["locations"] = writer.write(locations.encode())
         tables["keys"] = writer.write(keys.encode())
-        destination.backend.sync()
+        self._sync()
         components = tuple(component.name for component in record.components)
         assembly = Assembly(contents.layout, b"", contents.digests, locations, keys, components)
         made = dataclasses.replace(
@@ -302,6 +175,10 @@ class _Copier:
         )
         destination.check_marker()
         create_record(destination, source.run_key, made, encode_record(made))
+        found = commits.read_commit(destination, source.run_key, attempt)
+        if isinstance(found, CommitRecord) and found.tables != made.tables:
+            # A process that was taken for dead has committed this attempt: what stands there counts.
+            return Contents(destination, found)
         return Contents.of(
             destination,
             made,
@@ -311,12 +188,22 @@ class _Copier:
             keys=keys,
         )
 
+    def _sync(self) -> None:
+        try:
+            self._destination.backend.sync()
+        except BackendError as error:
+            # What was put is in doubt, and a later sync says nothing of it: so this attempt must not go on.
+            raise SaveFailedError(
+                f"run {self._source.record.run!r} step {self._source.record.step}: what was put in tier "
+                f"{self._destination.name!r} may not be durable: {error.message}",
+                hint="it is copied anew",
+            ) from error
+
     def _same_table(self, writer: TableWriter, name: str) -> TableRef:
         """A table that is the same in every tier."""
-        ref = writer.write(bytes(self._source.contents.table(name)))
-        if ref.digest != self._source.record.tables[name].digest:  # `table` has checked: cannot be
-            raise ChunkDamagedError(f"the {name} table of {self._source.contents} is not what was saved")
-        return ref
+        return writer.write(bytes(self._source.contents.table(name)))
+
+    # --- which objects ----------------------------------------------------------------------------
 
     def _plan(self) -> tuple[dict[Digest, Stored], list[_Unit]]:
         """Where each chunk is or is to be in the destination, and the objects that must be put."""
@@ -329,23 +216,22 @@ class _Copier:
             rows_of.setdefault(digest, row)
         small = {digest: lengths[row] for digest, row in rows_of.items() if is_packed[row]}
         worthwhile = index.worthwhile_packs(small)
+        attempt = str(self._opened.attempt)
         stored: dict[Digest, Stored] = {}
         units: list[_Unit] = []
-        packs: dict[int, list[int]] = {}
-        attempt = str(self._opened.attempt)
+        packed: list[int] = []
         for digest, row in rows_of.items():
             found = index.chunk(digest)
             if found is not None and (not found.in_pack or found.key in worthwhile):
                 stored[digest] = found
                 self.reused_bytes += lengths[row]
             elif is_packed[row]:
-                packs.setdefault(int(where.object[row]), []).append(row)
+                packed.append(row)
             else:
                 key = chunk_key(digest, attempt, _RANK)
                 stored[digest] = Stored(key, lengths[row], 0, lengths[row])
                 units.append(_Unit(key, [row], lengths[row]))
-        for rows in packs.values():
-            rows.sort(key=lambda row: int(where.offset[row]))
+        for rows in self._packs(packed, lengths):
             own = [contents.digests[row] for row in rows]
             key = pack_key(digest_of(b"".join(own)), attempt, _RANK)
             nbytes = sum(lengths[row] for row in rows)
@@ -360,9 +246,33 @@ class _Copier:
         units.sort(key=lambda unit: unit.nbytes, reverse=True)  # none of the long ones is left to the end
         return stored, units
 
+    def _packs(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+        """Packs as a save makes them: per component, in the order of the table, up to the limit.
+
+        So a checkpoint whose small chunks lie in many packs of earlier saves arrives in few objects.
+        """
+        layout = self._source.contents.layout
+        most = Limits.of(layout.chunk_bytes).pack_bytes
+        components = layout.heads.components
+        tensors = layout.chunks.tensor[list(rows)].tolist() if rows else []
+        packs: list[list[int]] = []
+        open_packs: dict[str, tuple[list[int], int]] = {}
+        for row, tensor in zip(rows, tensors, strict=True):
+            pack, size = open_packs.get(components[tensor], ([], 0))
+            if not pack or size + lengths[row] > most:
+                pack, size = [], 0
+                packs.append(pack)
+            pack.append(row)
+            open_packs[components[tensor]] = (pack, size + lengths[row])
+        return packs
+
+    # --- putting them -----------------------------------------------------------------------------
+
     def _put(self, units: list[_Unit]) -> None:
         capabilities = self._destination.backend.capabilities
-        threads = default_threads(capabilities.concurrency)
+        threads = default_threads(
+            max(capabilities.concurrency, self._source.tier.backend.capabilities.concurrency)
+        )
         limit = self._destination.limits.concurrency
         threads = threads if limit is None else min(threads, limit)
         with Pool(max(1, min(threads, len(units))), name="ckptstore-copy") as pool:
@@ -371,34 +281,51 @@ class _Copier:
             pool.drain()
 
     def _put_unit(self, unit: _Unit) -> None:
-        backend = self._destination.backend
+        if self._is_stopped():
+            raise CopyStopped
         if not (self._opened.begun_before and self._is_there(unit)):
-            with self._budget.hold(unit.nbytes):
-                self._pace.pass_bytes(unit.nbytes)
-                memory = np.empty(unit.nbytes, np.uint8).data
+            self._pace.pass_bytes(unit.nbytes)
+            with self._memory.take(unit.nbytes) as memory:
                 self._reader.read(unit.rows, memory)
-                backend.put(unit.key, [memory])
+                self._destination.backend.put(unit.key, [memory])
             with self._lock:
                 self.sent_bytes += unit.nbytes
         self._progress.add(unit.nbytes)
 
     def _is_there(self, unit: _Unit) -> bool:
         """Whether an earlier try put this object; its key names its content and this attempt only."""
+        backend = self._destination.backend
         try:
-            return self._destination.backend.head(unit.key).size_bytes == unit.nbytes
+            if backend.head(unit.key).size_bytes != unit.nbytes:
+                return False
         except ObjectNotFoundError:
             return False
+        if backend.capabilities.local_path is None:
+            return True
+        # On a disk, only who put it makes its name durable: it is put again, and does not travel again.
+        digests = self._source.contents.digests
+        lengths = self._source.contents.locations.length[unit.rows].tolist()
+        with self._memory.take(unit.nbytes) as memory:
+            backend.read_into(unit.key, 0, memory)
+            start = 0
+            for row, length in zip(unit.rows, lengths, strict=True):
+                if digest_of(memory[start : start + length]) != digests[row]:
+                    return False
+                start += length
+            backend.put(unit.key, [memory])
+        return True
 
 
-class _Accuser:
+class Accuser:
     """Marks copies damaged whose objects turned out bad, once each."""
 
     def __init__(self) -> None:
         self._reporters: dict[str, Reporter] = {}
 
     def accuse(self, copy: Copy, key: str, reason: str) -> None:
-        reporter = self._reporters.setdefault(copy.tier.uuid, Reporter(copy.tier))
+        """Writes it down in that tier, as far as that is possible."""
         try:
+            reporter = self._reporters.setdefault(copy.tier.uuid, Reporter(copy.tier))
             reporter.report(copy.record, key, reason)
         except CkptstoreError as error:
             log.warning("that %s is damaged was not written down: %s", key, error.message)

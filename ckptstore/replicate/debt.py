@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from ckptstore.errors import DamageError
 from ckptstore.model.history import Entry, effective_order
 from ckptstore.model.record import EpochDoc
 
@@ -20,11 +21,18 @@ class Owed:
         entry: its record in the hottest tier that has it good.
         source: uuid of that tier.
         why: empty, or why it is not copied all the same.
+        is_damaged: that is why.
     """
 
     entry: Entry
     source: str
     why: str = ""
+    is_damaged: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that found it; 0 where nothing is wrong."""
+        return DamageError.exit_code if self.is_damaged else 0
 
 
 def debt(
@@ -48,7 +56,9 @@ def debt(
     for uuid in hotter:
         for checkpoint, entry in replicas.get(uuid, {}).items():
             copy = there.get(checkpoint)
-            if checkpoint in owed or entry.facts.doomed or entry.facts.forgotten:
+            found = owed.get(checkpoint)
+            is_better = found is None or (found.entry.facts.damaged and not entry.facts.damaged)
+            if not is_better or entry.facts.doomed or entry.facts.forgotten:
                 continue
             # A later generation (repaired, or with a component trimmed) is copied, too; a damaged one is not
             # replaced by the same again: that is what `repair` does.
@@ -56,14 +66,12 @@ def debt(
                 why = "" if not entry.facts.damaged else f"damaged: {entry.facts.damaged_reason}"
                 if not why and entry.facts.invalid_reason is not None:
                     why = f"invalid: {entry.facts.invalid_reason}"
-                owed[checkpoint] = Owed(entry, uuid, why)
-    ordered = effective_order([found.entry for found in owed.values()], epochs)
+                owed[checkpoint] = Owed(entry, uuid, why, entry.facts.damaged)
+    ordered = effective_order([item.entry for item in owed.values()], epochs)
     if wanted is not None:
-        everything = effective_order([*(item.entry for item in owed.values()), *there.values()], epochs)
-        kept = wanted(everything)
-        for checkpoint, found in owed.items():
-            if not found.why and checkpoint not in kept:
-                owed[checkpoint] = dataclasses.replace(
-                    found, why="superseded: its retention keeps newer ones"
-                )
+        would_be = {**there, **{checkpoint: item.entry for checkpoint, item in owed.items() if not item.why}}
+        kept = wanted(effective_order(list(would_be.values()), epochs))
+        for checkpoint, item in owed.items():
+            if not item.why and checkpoint not in kept:
+                owed[checkpoint] = dataclasses.replace(item, why="superseded: its retention keeps newer ones")
     return [owed[entry.checkpoint] for entry in reversed(ordered)]

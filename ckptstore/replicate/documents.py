@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 
 from ckptstore.errors import DamageError, FormatTooNewError
 from ckptstore.tier import layout, notes, runs
@@ -30,21 +31,39 @@ def copy_documents(source: Copy, destination: Tier) -> None:
     copy_notes(source, destination)
 
 
+def catch_up(source: Tier, destination: Tier, run_key: str, checkpoints: Container[str]) -> int:
+    """Notes about `checkpoints` that the destination missed while it was away; how many there were.
+
+    Raises:
+        BackendError: a tier does not answer.
+    """
+    there = set(notes.note_keys(destination, run_key))
+    missed = [key for key in notes.note_keys(source, run_key) if key not in there]
+    return sum(
+        _copy_note(source, destination, run_key, key)
+        for key in sorted(missed)
+        if layout.parse_note_key(key)[0] in checkpoints
+    )
+
+
 def copy_notes(source: Copy, destination: Tier) -> int:
     """The checkpoint's notes that the destination lacks; returns how many there were."""
     checkpoint = source.record.checkpoint
     there = set(notes.note_keys(destination, source.run_key, checkpoint))
-    copied = 0
-    for key in sorted(set(notes.note_keys(source.tier, source.run_key, checkpoint)) - there):
-        try:
-            note = notes.read_note(source.tier, key)
-        except (DamageError, FormatTooNewError) as error:
-            log.error("a note is not copied: %s", error.message)
-            continue
-        if note is not None and note.kind not in OF_ONE_TIER:
-            notes.put_note(destination, source.run_key, note)
-            copied += 1
-    return copied
+    missed = set(notes.note_keys(source.tier, source.run_key, checkpoint)) - there
+    return sum(_copy_note(source.tier, destination, source.run_key, key) for key in sorted(missed))
+
+
+def _copy_note(source: Tier, destination: Tier, run_key: str, key: str) -> bool:
+    try:
+        note = notes.read_note(source, key)
+    except (DamageError, FormatTooNewError) as error:
+        log.error("a note is not copied: %s", error.message)
+        return False
+    if note is None or note.kind in OF_ONE_TIER:
+        return False
+    notes.put_note(destination, run_key, note)
+    return True
 
 
 def _copy(source: Tier, destination: Tier, key: str) -> None:

@@ -130,7 +130,7 @@ class ChunkReader:
         attempt = str(Attempt(environment.new_ulid(), Attempt.parse(copy.attempt).step, 1))
         pins = [(copy.run_key, copy.attempt)]
         try:
-            intent = Intent.announce(copy.tier, "read", attempt, copy.run_key, pins)
+            intent = Intent.announce(copy.tier, "read", attempt, copy.record.run, pins)
         except PermissionDeniedError as error:
             log.info("read without an intent: %s", error.message)
             return False
@@ -185,9 +185,9 @@ class ChunkReader:
         for (_, _, _, row), view in _views(group, memory):
             digest = contents.digests[row]
             if failed or digest_of(view) != digest:
-                self._read_one(digest, view)
+                self._read_one(digest, row, view)
 
-    def _read_one(self, digest: Digest, view: memoryview) -> None:
+    def _read_one(self, digest: Digest, row: int, view: memoryview) -> None:
         """A chunk that was not good, once more, and then from the other copies."""
         tried = []
         for number in range(len(self._copies)):
@@ -197,7 +197,9 @@ class ChunkReader:
             if not opened.reason:
                 return
             tried.append(opened)
-        raise self._nowhere(f"chunk {digest.hex()[:16]}...", tried)
+        table = self.first.contents.layout
+        tensor = table.heads.names[int(table.chunks.tensor[row])]
+        raise self._nowhere(f"tensor {tensor!r}: chunk {digest.hex()[:16]}...", tried)
 
     def _read_from(self, opened: _Opened, digest: Digest, view: memoryview) -> _Opened:
         """What became of it: without a reason `view` holds the chunk."""

@@ -24,7 +24,6 @@ from ckptstore.model.tables import Digests, KeyList, Locations
 from ckptstore.model.targets import SavedTree, TensorSpec
 from ckptstore.tier.tier import Tier
 
-
 SAME_EVERYWHERE = ("layout", "tree", "digests")
 """Tables whose bytes are the same in every copy of a checkpoint; keys and locations are each copy's own."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +19,13 @@ from ckptstore.backend import (
     open_backend,
 )
 from ckptstore.errors import BackendError
+from ckptstore.tier.slowdown import SlowDown
 
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_SECONDS = 10.0
+PATIENCE_SECONDS = 300.0
+REMEMBERED_KEYS = 1_000_000
 
 T = TypeVar("T")
 
@@ -30,21 +33,28 @@ T = TypeVar("T")
 class RetryingBackend(Backend):
     """Repeats what failed with ``transient=True``, after a growing, jittered wait; logs that once.
 
+    A place that asks for patience (``throttled=True``) is another matter: such errors are no tries. All
+    threads of the process then wait together (:class:`SlowDown`), and the call goes on for `patience_seconds`
+    before it fails: a save must not be lost because a bucket is busy.
+
     Everything else passes through unchanged. What it means for each operation:
 
     * ``put(if_absent=True)`` that failed and is repeated may meet its own object, when only the first reply
       was lost. It raises ObjectExistsError like any other: the caller reads back whose object it is.
     * ``sync`` is never repeated: a later success says nothing about the puts before a failed one.
-    * ``list`` starts anew only while nothing has been given out, or where the order lets it go on behind
-      the last key; otherwise the error passes through, so that nothing is listed twice.
+    * ``list`` starts anew and gives out only what is behind the last key or, where there is no order, what
+      it has not given out. Of a million keys without order it remembers no more: then the error passes
+      through, so that nothing is listed twice.
     * ``delete`` repeats only the keys that failed.
 
     Args:
         inner: the backend that does the work.
         attempts: tries in all, the first included.
         base_seconds: the first wait; it doubles each time, up to 10 s, times a random 0.5 to 1.5.
+        patience_seconds: how long one call waits for a place that asks for patience.
         sleep: waits that many seconds.
         random: gives numbers in [0, 1).
+        monotonic: seconds.
     """
 
     schemes: ClassVar[tuple[str, ...]] = ()
@@ -55,16 +65,21 @@ class RetryingBackend(Backend):
         *,
         attempts: int = 4,
         base_seconds: float = 0.05,
+        patience_seconds: float = PATIENCE_SECONDS,
         sleep: Callable[[float], object] = time.sleep,
         random: Callable[[], float] = random.random,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {attempts}")
         self.inner = inner
         self._attempts = attempts
         self._base_seconds = base_seconds
+        self._patience_seconds = patience_seconds
         self._sleep = sleep
         self._random = random
+        self._monotonic = monotonic
+        self._pace = (os.getpid(), SlowDown(sleep=sleep, random=random, monotonic=monotonic))
 
     @classmethod
     def from_url(cls, url: str, options: Mapping[str, object] | None = None) -> RetryingBackend:
@@ -72,8 +87,8 @@ class RetryingBackend(Backend):
         return cls(open_backend(url, options))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Sleep and random are only ever replaced in tests; they need not travel.
-        return (_rebuild, (self.inner, self._attempts, self._base_seconds))
+        # Clock, sleep and random are only ever replaced in tests; they need not travel.
+        return (_rebuild, (self.inner, self._attempts, self._base_seconds, self._patience_seconds))
 
     def __repr__(self) -> str:
         return f"RetryingBackend({self.inner!r})"
@@ -118,23 +133,32 @@ class RetryingBackend(Backend):
         return self._list("list", prefix, self.inner.list, self.capabilities.ordered_list)
 
     def list_temporaries(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Lists temporaries; starts anew after transient errors while nothing has been given out."""
+        """Lists temporaries; goes on after transient errors, too."""
         return self._list("list_temporaries", prefix, self.inner.list_temporaries, False)
 
     def delete(self, keys: Sequence[str]) -> DeleteResults:
         """Deletes; repeats the keys whose errors are transient, the others keep their first result."""
         results: dict[int, DeleteResult] = {}
         pending = list(range(len(keys)))
-        for failed in range(1, self._attempts + 1):
-            batch = [keys[index] for index in pending]
-            answers = self._retry("delete", ", ".join(batch[:1]), functools.partial(self.inner.delete, batch))
+        tries = _Tries(self, "delete", ", ".join(keys[:1]))
+        while pending:
+            tries.begin()
+            try:
+                answers = self.inner.delete([keys[index] for index in pending])
+            except BackendError as error:
+                if not tries.may_repeat(error):
+                    raise
+                continue
             results.update(zip(pending, answers, strict=True))
             passing = {index: results[index].error for index in pending}
             errors = {index: error for index, error in passing.items() if error and error.transient}
-            if not errors or failed == self._attempts:
+            if not errors:
+                tries.end()
+                break
+            # One that asks for patience speaks for the batch.
+            if not tries.may_repeat(max(errors.values(), key=lambda error: error.throttled)):
                 break
             pending = list(errors)
-            self._wait("delete", keys[pending[0]], failed, errors[pending[0]])
         return [results[index] for index in range(len(keys))]
 
     def sync(self) -> None:
@@ -148,41 +172,116 @@ class RetryingBackend(Backend):
     # --- helpers -------------------------------------------------------------------------------
 
     def _retry(self, operation: str, key: str, call: Callable[[], T]) -> T:
-        failed = 0
+        tries = _Tries(self, operation, key)
         while True:
+            tries.begin()
             try:
-                return call()
+                result = call()
             except BackendError as error:
-                failed += 1
-                if not error.transient or failed >= self._attempts:
+                if not tries.may_repeat(error):
                     raise
-                self._wait(operation, key, failed, error)
-
-    def _wait(self, operation: str, key: str, failed: int, error: BackendError) -> None:
-        level = logging.WARNING if failed == 1 else logging.DEBUG
-        logger.log(level, "%s %r at %s failed, trying again: %s", operation, key, self.inner.url, error)
-        seconds = min(self._base_seconds * 2.0 ** (failed - 1), MAX_WAIT_SECONDS)
-        self._sleep(seconds * (0.5 + self._random()))
+            else:
+                tries.end()
+                return result
 
     def _list(
         self, operation: str, prefix: str, lister: Callable[[str], Iterator[ObjectInfo]], ordered: bool
     ) -> Iterator[ObjectInfo]:
-        last: str | None = None
-        failed = 0
+        last = ""
+        given: set[str] = set()
+        tries = _Tries(self, operation, prefix)
         while True:
+            tries.begin()
             try:
                 for info in lister(prefix):
-                    if last is None or not ordered or info.key > last:
+                    if info.key in given or (ordered and info.key <= last):
+                        continue
+                    if ordered:
                         last = info.key
-                        yield info
+                    else:
+                        given.add(info.key)
+                    tries.progress()
+                    yield info
             except BackendError as error:
-                failed += 1
-                if not error.transient or failed >= self._attempts or (last is not None and not ordered):
+                if len(given) > REMEMBERED_KEYS or not tries.may_repeat(error):
                     raise
-                self._wait(operation, prefix, failed, error)
             else:
+                tries.end()
                 return
 
+    @property
+    def _slow_down(self) -> SlowDown:
+        """That of this process: in a forked child a thread that is gone may hold the parent's lock."""
+        if self._pace[0] != os.getpid():
+            fresh = SlowDown(sleep=self._sleep, random=self._random, monotonic=self._monotonic)
+            self._pace = (os.getpid(), fresh)
+        return self._pace[1]
 
-def _rebuild(inner: Backend, attempts: int, base_seconds: float) -> RetryingBackend:
-    return RetryingBackend(inner, attempts=attempts, base_seconds=base_seconds)
+
+class _Tries:
+    """The tries of one operation: counts them, waits between them, says when it is enough."""
+
+    def __init__(self, backend: RetryingBackend, operation: str, key: str) -> None:
+        self._backend = backend
+        self._operation = operation
+        self._key = key
+        self._failed = 0
+        self._refused_at: float | None = None
+        self._waited = 0.0
+        self._slow_down = backend._slow_down
+        self._mark = 0
+
+    def begin(self) -> None:
+        """Waits as long as all have to."""
+        self._mark, waited = self._slow_down.wait(max(self._patience_left, 0.0))
+        self._waited += waited
+
+    def progress(self) -> None:
+        """A part went through: patience begins anew."""
+        self._refused_at = None
+        self._waited = 0.0
+
+    def end(self) -> None:
+        """It went through."""
+        self._slow_down.answered(self._mark)
+
+    def may_repeat(self, error: BackendError) -> bool:
+        """Whether to try again; waits first, where the wait is this operation's own."""
+        backend = self._backend
+        if error.throttled:
+            if self._slow_down.refused(self._mark):
+                logger.warning("%s asks for patience, all transfers wait: %s", backend.inner.url, error)
+            if self._refused_at is None:
+                self._refused_at = backend._monotonic()
+            return self._patience_left > 0
+        if not error.transient:
+            self.end()
+            return False
+        self._failed += 1
+        if self._failed >= backend._attempts:
+            return False
+        level = logging.WARNING if self._failed == 1 else logging.DEBUG
+        logger.log(
+            level,
+            "%s %r at %s failed, trying again: %s",
+            self._operation,
+            self._key,
+            backend.inner.url,
+            error,
+        )
+        seconds = min(backend._base_seconds * 2.0 ** (self._failed - 1), MAX_WAIT_SECONDS)
+        backend._sleep(seconds * (0.5 + backend._random()))
+        return True
+
+    @property
+    def _patience_left(self) -> float:
+        now = self._backend._monotonic()
+        # Both are asked: with a sleep that does not wait, as tests have it, no time goes by.
+        spent = max(self._waited, 0.0 if self._refused_at is None else now - self._refused_at)
+        return self._backend._patience_seconds - spent
+
+
+def _rebuild(inner: Backend, attempts: int, base_seconds: float, patience_seconds: float) -> RetryingBackend:
+    return RetryingBackend(
+        inner, attempts=attempts, base_seconds=base_seconds, patience_seconds=patience_seconds
+    )

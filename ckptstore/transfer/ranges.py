@@ -11,17 +11,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ckptstore import arrays
-from ckptstore.errors import (
-    BackendError,
-    ChunkDamagedError,
-    NotAnObjectError,
-    ObjectNotFoundError,
-    ShortReadError,
-)
 from ckptstore.load.fetch import Fetcher
 from ckptstore.load.plan import Want
+from ckptstore.load.sources import Sources
+from ckptstore.load.spans import Span
+from ckptstore.load.tally import Tally
 from ckptstore.model.boxes import Box, cell_shape, cut, pieces_of
-from ckptstore.model.ids import digest_of
 from ckptstore.pool import default_threads
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
@@ -44,12 +39,15 @@ class _Part:
 class ChunkStream:
     """Reads whole tensors of one checkpoint, in the order asked for, every chunk verified.
 
-    It holds at most :data:`AHEAD_BYTES`, or two chunks where those are larger.
+    It holds at most :data:`AHEAD_BYTES`, or two chunks where those are larger. A chunk that one tier has not
+    good comes from the next.
     """
 
     def __init__(self, tier: Tier, contents: Contents) -> None:
         self._tier = tier
         self._contents = contents
+        self._sources = Sources.of(tier, contents)
+        self._tally = Tally()
         self._buffers = Buffers()
         self._ends: tuple[int, list[int]] | None = None
 
@@ -64,9 +62,11 @@ class ChunkStream:
             boxes: of each tensor the number of the stored box that is wanted; None for all of it.
 
         Raises:
-            ChunkDamagedError: a chunk is missing or is not what was saved.
+            ChunkDamagedError: a chunk is missing or is not what was saved, in every tier.
+            BackendError: a tier does not answer, and no other has the chunk good.
         """
-        threads = default_threads(self._tier.backend.capabilities.concurrency)
+        tier = self._sources.first[0].tier
+        threads = default_threads(tier.backend.capabilities.concurrency)
         executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="ckptstore-export")
         waiting: deque[tuple[list[_Part], int, concurrent.futures.Future[memoryview]]] = deque()
         held = 0
@@ -150,7 +150,7 @@ class ChunkStream:
             raw = np.frombuffer(view, arrays.raw_dtype(itemsize)).reshape(box.sizes)
             Fetcher(self._tier, self._contents).fetch([Want(index, box, raw)])
             return view
-        rows = self._contents.locations
+        rows = self._sources.first[1].locations
         start = position = 0
         while position < len(batch):
             # Chunks that lie together in a pack, and are wanted together, are one read.
@@ -164,33 +164,14 @@ class ChunkStream:
                     break
                 length += batch[end].nbytes
                 end += 1
-            self._read_run(tensors, batch[position:end], key, offset, view[start : start + length])
+            self._read_run(batch[position:end], key, offset, view[start : start + length])
             start += length
             position = end
         return view
 
-    def _read_run(
-        self, tensors: Sequence[int], parts: list[_Part], key_row: int, offset: int, view: memoryview
-    ) -> None:
-        key = self._contents.keys.keys[key_row]
-        try:
-            self._tier.backend.read_into(key, offset, view)
-        except (ObjectNotFoundError, NotAnObjectError, ShortReadError) as error:
-            raise self._damaged(tensors, parts[0], key, error.message) from error
-        except BackendError as error:
-            if error.kind != "backend" or error.transient:
-                raise
-            raise self._damaged(tensors, parts[0], key, error.message) from error
-        start = 0
-        for part in parts:
-            if digest_of(view[start : start + part.nbytes]) != self._contents.digests[part.row]:
-                raise self._damaged(tensors, part, key, "its bytes are not what was saved")
-            start += part.nbytes
-
-    def _damaged(self, tensors: Sequence[int], part: _Part, key: str, reason: str) -> ChunkDamagedError:
-        name = self._contents.layout.tensors[tensors[part.tensor]].name
-        return ChunkDamagedError(
-            f"{self._contents}, tensor {name!r}: a chunk in {key} at {self._tier.url} is damaged: {reason}",
-            key=key,
-            hint="`ckptstore verify` marks all that is damaged; export another checkpoint",
-        )
+    def _read_run(self, parts: list[_Part], key_row: int, offset: int, view: memoryview) -> None:
+        _, contents = self._sources.first
+        lengths = [part.nbytes for part in parts]
+        starts = list(itertools.accumulate(lengths[:-1], initial=0))
+        span = Span(contents.keys.key(key_row), offset, [part.row for part in parts], starts, lengths)
+        self._sources.read(span, view, self._tally)

@@ -179,7 +179,23 @@ def test_an_ordered_list_goes_on_behind_the_last_key(memory, sleeps):
     assert len(sleeps) == 1
 
 
-def test_an_unordered_list_that_has_begun_raises_rather_than_repeat(memory, sleeps):
+def test_an_unordered_list_goes_on_with_what_it_has_not_given_out(memory, sleeps):
+    class Shuffled(_BrokenList):
+        ordered = False
+
+        def list(self, prefix):
+            infos = super().list(prefix)
+            return reversed(list(infos)) if self.broken else infos
+
+    for n in range(6):
+        memory.put(f"a/{n}", [b""])
+    listing = RetryingBackend(Shuffled(memory._name), sleep=sleeps.append).list("a/")
+    assert [info.key for info in listing] == ["a/0", "a/1", "a/2", "a/5", "a/4", "a/3"]
+    assert len(sleeps) == 1
+
+
+def test_an_unordered_list_too_long_to_remember_raises_rather_than_repeat(memory, sleeps, monkeypatch):
+    monkeypatch.setattr("ckptstore.tier.retry.REMEMBERED_KEYS", 2)
     for n in range(6):
         memory.put(f"a/{n}", [b""])
     broken = _BrokenList(memory._name)

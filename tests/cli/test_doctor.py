@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -187,16 +188,46 @@ def test_a_full_disk_is_a_finding_and_what_was_written_is_cleaned(store, place):
 
 @pytest.mark.parametrize(("version", "status"), [("2.5.1", "warn"), ("2.6.0+cpu", "ok"), ("3.0", "ok")])
 def test_torch_is_judged_by_its_version_without_import(monkeypatch, version, status):
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     assert [f.status for f in doctor.examine_installation() if f.name == "torch"] == [status]
 
 
 def test_without_torch_all_is_well(monkeypatch):
     def missing(name):
         if name == "torch":
-            raise doctor.importlib.metadata.PackageNotFoundError(name)
+            raise importlib.metadata.PackageNotFoundError(name)
         return "1"
 
-    monkeypatch.setattr(doctor.importlib.metadata, "version", missing)
+    monkeypatch.setattr(importlib.metadata, "version", missing)
     finding = next(f for f in doctor.examine_installation() if f.name == "torch")
     assert (finding.status, finding.found) == ("ok", "not installed")
+
+
+def test_an_empty_place_that_is_named_is_tried_out_and_stays_empty(cli, tmp_path):
+    (tmp_path / "new").mkdir()
+    answer = cli("doctor", "new", "--json")
+    assert answer.code == 0
+    found = by_name(answer.json)
+    assert found["store"][0]["status"] == "warn"
+    assert "ckptstore init new" in found["store"][0]["meaning"]
+    assert found["round trip"][0]["status"] == "ok"
+    assert everything_in(tmp_path / "new") == {}
+
+
+def test_in_a_place_with_other_files_nothing_is_written(cli, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("x")
+    answer = cli("doctor", "home")
+    assert answer.code == 1
+    assert "there is no store" in answer.out
+    assert list(everything_in(tmp_path / "home")) == ["thesis.txt"]
+
+
+def test_text_is_by_tier(cli, tmp_path):
+    (tmp_path / "two.toml").write_text(
+        '[[tiers]]\nname = "nvme"\nurl = "hot"\n[[tiers]]\nname = "shared"\nurl = "cold"\n'
+    )
+    cli("init", "two.toml")
+    lines = cli("doctor", "two.toml").out.splitlines()
+    assert lines.index("tier nvme") < lines.index("tier shared")
+    assert sum(line.startswith("ok    commit mode") for line in lines) == 2

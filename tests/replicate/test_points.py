@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from ckptstore.replicate import copying
+from ckptstore.replicate import attempts, copying
 from ckptstore.testing import Fault, FaultBackend, SimulatedCrash
 from ckptstore.tier import intents
 from tests.crash._support import check_objects, copy_of, make_state, same
@@ -54,7 +54,7 @@ def struck(hot, cold, which, kind, number):
 def test_a_crash_at_any_call_shows_nothing_partial_and_loses_nothing(monkeypatch, which, kind):
     """C012: the record comes last, whatever the order of names."""
     all_inline(monkeypatch)
-    monkeypatch.setattr(copying, "_seems_alive", lambda document: False)  # this process "died"
+    monkeypatch.setattr(attempts, "seems_alive", lambda document: False)  # this process "died"
     number = 0
     sent = []
     with prepared() as (hot, cold):
@@ -111,10 +111,10 @@ def test_what_another_process_is_copying_is_left_to_it(monkeypatch):
         crashing = FaultBackend(cold, [Fault("crash", op="put", key="commits/*")])
         with contextlib.closing(opened(hot, crashing)) as other, pytest.raises(SimulatedCrash):
             replicate(other)
-        monkeypatch.setattr(copying, "_seems_alive", lambda document: True)
+        monkeypatch.setattr(attempts, "seems_alive", lambda document: True)
         report = replicate(store)
         assert not report.sent
         assert "is being copied" in report.skipped[0].reason
-        monkeypatch.setattr(copying, "_seems_alive", lambda document: False)
+        monkeypatch.setattr(attempts, "seems_alive", lambda document: False)
         (sent,) = replicate(store).sent
         assert sent.sent_bytes == 0 < sent.new_bytes

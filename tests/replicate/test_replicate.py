@@ -27,7 +27,8 @@ def test_a_checkpoint_is_the_same_in_the_other_tier():
         run.tag(10, "good")
         report = replicate(store)
         assert [(sent.step, sent.reused_bytes) for sent in report.sent] == [(10, 0)]
-        assert report.owed == 0 and not report.failed
+        assert report.owed == 0
+        assert not report.failed
         with contextlib.closing(alone(cold)) as other:
             copy = other.run(RUN).latest
             assert copy is not None
