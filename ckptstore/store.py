@@ -21,6 +21,9 @@ from ckptstore.errors import (
     StoreNotFoundError,
 )
 from ckptstore.events import Hook, Hooks
+from ckptstore.gc import evict as evicting
+from ckptstore.gc.collect import Report
+from ckptstore.gc.evict import EvictPlan
 from ckptstore.manifest import RunRow
 from ckptstore.model.history import Entry
 from ckptstore.model.ids import Attempt
@@ -93,7 +96,9 @@ class Store:
                 continue
             else:
                 hint = "wait for it, or train on without it: store.run(..., offline=True)"
-            raise type(error)(f"nothing can be saved while tier {name!r} is missing: {error.message}", hint=hint)
+            raise type(error)(
+                f"nothing can be saved while tier {name!r} is missing: {error.message}", hint=hint
+            )
 
     def tier_of(self, entry: Entry) -> Tier:
         """Where the record is that speaks for a checkpoint."""
@@ -292,6 +297,45 @@ class Store:
             names = self.catalog.ask(lambda manifest: manifest.find_runs_like(name))
             raise NotFoundError(f"there is no run {name!r} in {self.url}", hint=similar(names))
         return run
+
+    def plan_evict(
+        self, what: Sequence[str], *, tier: str | None = None, keep_last: int | None = None
+    ) -> EvictPlan:
+        """What could be removed from a tier because a colder one has it; changes nothing.
+
+        Args:
+            what: runs and REFs.
+            tier: name of the tier; the first unless given.
+            keep_last: so many of the newest restorable ones of each run stay.
+
+        Raises:
+            NotFoundError: no such run, checkpoint or tier.
+        """
+        where = self.tier if tier is None else self.tier_named(tier)
+        self.refresh()
+        known = {name for name, _ in self.run_names()}
+        wanted: dict[str, Checkpoint] = {}
+        for name in what:
+            for checkpoint in self.run(name).checkpoints() if name in known else [self.checkpoint(name)]:
+                wanted[checkpoint.id] = checkpoint
+        keep: dict[tuple[str, str], str] = {}
+        for name in sorted({checkpoint.run for checkpoint in wanted.values()}) if keep_last else ():
+            here = [
+                [(copy.run_key, copy.attempt) for copy in checkpoint.copies if copy.tier.uuid == where.uuid]
+                for checkpoint in self.run(name).checkpoints()
+                if checkpoint.restorable
+            ]
+            for pins in [pins for pins in here if pins][-(keep_last or 0) :]:
+                keep.update(dict.fromkeys(pins, evicting.KEPT))
+        return evicting.plan(where, self.tiers, [found.copies for found in wanted.values()], keep)
+
+    def evict(self, plan: EvictPlan) -> Report:
+        """Removes what :meth:`plan_evict` found, each with proof from a colder tier at that moment.
+
+        Raises:
+            BackendError, DamageError: a tier cannot be read; what is not proven stays.
+        """
+        return evicting.apply(self.tier_named(plan.tier), self.tiers, plan)
 
     def rebuild(self) -> None:
         """Makes the manifest anew from the tier; nothing else changes, and no answer does."""

@@ -109,7 +109,11 @@ def create_tiers(
 
 
 def _backend(tier_config: TierConfig, environment: Environment) -> RetryingBackend:
-    return RetryingBackend(open_backend(tier_config.url, tier_config.options), sleep=environment.sleep)
+    return RetryingBackend(
+        open_backend(tier_config.url, tier_config.options),
+        sleep=environment.sleep,
+        monotonic=environment.monotonic,
+    )
 
 
 def _open(tier_config: TierConfig, environment: Environment) -> Tier:
@@ -117,7 +121,8 @@ def _open(tier_config: TierConfig, environment: Environment) -> Tier:
 
 
 def _configured(tier: Tier, tier_config: TierConfig) -> Tier:
-    tier.name, tier.requirement, tier.limits = tier_config.name, tier_config.requirement, tier_config.limits
+    tier.name, tier.requirement = tier_config.name, tier_config.requirement
+    tier.limits, tier.retention = tier_config.limits, tier_config.retention
     return tier
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import fsspec.asyn
@@ -18,6 +19,7 @@ from ckptstore_fsspec._place import Place, file_system_class
 logger = logging.getLogger(__name__)
 
 _alive: weakref.WeakSet[Instances] = weakref.WeakSet()
+_made: list[weakref.ref[Any]] = []
 _inherited: list[object] = []
 """Objects of a parent process: kept, because their finalizers would wait for its event loop."""
 
@@ -54,6 +56,7 @@ class Instances:
             raise told(error, f"connect to {place.url}", withheld=place.withheld) from error
         # Not every class hands `use_listings_cache` on; a cache that takes nothing in serves them all.
         made.dircache = fsspec.dircache.DirCache(use_listings_cache=False)
+        _made[:] = [known for known in _made if known() is not None] + [weakref.ref(made)]
         return made
 
     def close(self) -> None:
@@ -66,28 +69,38 @@ class Instances:
             try:
                 if inspect.iscoroutinefunction(close):
                     fsspec.asyn.sync(own.loop, close, timeout=10)
+                    for finalizer in _finalizers(own):
+                        finalizer.detach()  # adlfs's would keep it in memory until the exit
                 else:
                     close()
             except (OSError, RuntimeError) as error:
                 logger.debug("closing %s: %s", self._place.url, error)
 
     def disown(self) -> None:
-        """In a forked child: what the parent made stays the parent's, and is not closed at the exit here."""
+        """In a forked child: what the parent made stays the parent's."""
         self._lock = threading.Lock()  # a thread of the parent may have held it
-        own, self._own = self._own, None
-        if own is None:
-            return
-        _inherited.append(own)
-        # adlfs closes its client at the exit and waits for it, which in a child is for ever.
-        for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-            found = finalizer.peek()
-            if found is not None and found[0] is own:
-                finalizer.atexit = False
+        self._own = None
 
 
 def _disown_all() -> None:
     for instances in list(_alive):
         instances.disown()
+    for known in _made:
+        made = known()
+        if made is None:
+            continue
+        _inherited.append(made)
+        # adlfs closes its client at the exit and waits for it, which in a child is for ever.
+        for finalizer in _finalizers(made):
+            finalizer.atexit = False
+    _made.clear()
+
+
+def _finalizers(of: object) -> Iterator[Any]:
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        found = finalizer.peek()
+        if found is not None and found[0] is of:
+            yield finalizer
 
 
 os.register_at_fork(after_in_child=_disown_all)

@@ -183,8 +183,8 @@ def file_system_class(protocol: str) -> Any:
     try:
         found = fsspec.get_filesystem_class(protocol)
         if protocol in ("gs", "gcs"):
-            # Over this one gcsfs puts a class that opens gRPC channels for zonal buckets. They do not survive a
-            # fork, and objects of such buckets can be seen before they are whole.
+            # Over this one gcsfs puts a class with gRPC channels, for zonal buckets. These survive no fork,
+            # and objects of such buckets can be seen before they are whole.
             found = importlib.import_module("gcsfs.core").GCSFileSystem
         return found
     except ImportError as error:

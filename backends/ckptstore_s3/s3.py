@@ -16,6 +16,7 @@ from ckptstore.backend import (
     Capabilities,
     DeleteResult,
     DeleteResults,
+    Look,
     ObjectInfo,
     ReadableBuffer,
     check_key,
@@ -29,6 +30,7 @@ from ckptstore.errors import (
     PermissionDeniedError,
     ShortReadError,
 )
+from ckptstore_s3 import _rules
 from ckptstore_s3._body import as_bytes
 from ckptstore_s3._client import Requests
 from ckptstore_s3._failures import told_of_key
@@ -131,6 +133,12 @@ class S3Backend(Backend):
 
     def sync(self) -> None:
         """Nothing to do: an answered request is durable."""
+
+    def examine(self) -> Iterator[Look]:
+        """Lifecycle rules, versioning and object lock of the bucket, as far as they may be read."""
+        return _rules.looks(
+            lambda operation, verb: self._requests.send(operation, verb, ""), self._place.prefix
+        )
 
     def close(self) -> None:
         """Closes this process's connections; a later call opens them again."""

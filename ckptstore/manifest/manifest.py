@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -320,6 +321,10 @@ class Manifest(Database):
             return self.read(lambda c: answers.history(c, run_key))
         return self.read(lambda c: _history_in(c, tier_uuid, run_key))
 
+    def history_in(self, run_key: str, tier_uuids: Collection[str]) -> list[Entry]:
+        """As :meth:`history`, as if there were only these tiers."""
+        return self.read(lambda c: _history_among(c, tier_uuids, run_key))
+
     def latest(self, run_key: str) -> Entry | None:
         """The run's newest restorable checkpoint, as ``model.history.latest`` says of :meth:`history`."""
         found = self.read(lambda c: answers.history(c, run_key, only_latest=True))
@@ -426,3 +431,24 @@ def _history_in(connection: sqlite3.Connection, tier_uuid: str, run_key: str) ->
     names = connection.execute("SELECT checkpoint FROM checkpoints WHERE run_id = ?", (run,)).fetchall()
     replicas = (replica for (name,) in names for replica in facts.replicas_of(connection, run, name))
     return counting(replica.entry for replica in replicas if replica.tier_id == tier)
+
+
+def _history_among(connection: sqlite3.Connection, tier_uuids: Collection[str], run_key: str) -> list[Entry]:
+    run = connection.execute("SELECT run_id FROM runs WHERE run_key = ?", (run_key,)).fetchone()
+    if run is None:
+        return []
+    uuid_of = dict(connection.execute("SELECT tier_id, tier_uuid FROM tiers").fetchall())
+    names = connection.execute("SELECT checkpoint FROM checkpoints WHERE run_id = ?", run).fetchall()
+    found = []
+    for (name,) in names:
+        own = [
+            replica
+            for replica in facts.replicas_of(connection, run[0], name)
+            if uuid_of[replica.tier_id] in tier_uuids
+        ]
+        if own:
+            chosen = facts.choose(own)
+            live = sorted((r for r in own if not r.entry.facts.doomed), key=lambda r: r.entry.facts.damaged)
+            copies = tuple((uuid_of[replica.tier_id], replica.entry.attempt) for replica in live)
+            found.append(dataclasses.replace(chosen.entry, tier=uuid_of[chosen.tier_id], copies=copies))
+    return sorted(found, key=lambda entry: (entry.order, entry.checkpoint))

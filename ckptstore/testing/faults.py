@@ -29,6 +29,7 @@ from ckptstore.backend import (
     Capabilities,
     DeleteResult,
     DeleteResults,
+    Look,
     ObjectInfo,
     ReadableBuffer,
     open_backend,
@@ -232,6 +233,10 @@ class FaultBackend(Backend):
     def sync(self) -> None:
         """Passed on, or struck."""
         self._call("sync", "", self.inner.sync)
+
+    def examine(self) -> Iterator[Look]:
+        """The inner backend's; neither counted nor struck."""
+        return self.inner.examine()
 
     def close(self) -> None:
         """Passed on, neither counted nor struck; nothing after a crash."""

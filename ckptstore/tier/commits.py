@@ -89,8 +89,12 @@ def settle(tier: Tier, run_key: str, attempt: str, data: bytes) -> CommitRecord 
             return found
         if failure is not None and not failure.transient:
             raise failure
-    assert failure is not None
-    raise failure
+    if failure is not None:
+        raise failure
+    raise BackendError(
+        f"{key} at {tier.url} was put, and is not there when it is read: stale reads",
+        hint="whether the save has succeeded shows when this place answers as it should (docs/providers.md)",
+    )
 
 
 def fence(tier: Tier, run_key: str, attempt: str, reason: str) -> CommitRecord | CommitEnd:

@@ -14,6 +14,7 @@ from ckptstore.backend import (
     Capabilities,
     DeleteResult,
     DeleteResults,
+    Look,
     ObjectInfo,
     ReadableBuffer,
     open_backend,
@@ -164,6 +165,10 @@ class RetryingBackend(Backend):
     def sync(self) -> None:
         """Makes puts durable; never repeated."""
         self.inner.sync()
+
+    def examine(self) -> Iterator[Look]:
+        """What the inner backend says; not repeated."""
+        return self.inner.examine()
 
     def close(self) -> None:
         """Closes the inner backend."""

@@ -124,6 +124,7 @@ def open_epoch(
         try:
             tier.put_new(layout.epoch_key(run_key, number), encode_epoch(epoch))
         except ObjectExistsError:
+            known = max(known, number)  # a listing may lag behind
             continue  # somebody opened this very number between the listing and now
         for other in others:
             _tell(other, epoch, run_key)

@@ -47,6 +47,8 @@ def full(place, store):
         ("A checkpoint in full", "show gpt@10"),
         ("A checkpoint in full", "show gpt@30 --tensors --values"),
         ("Checkpoints in full", "show gpt@10 gpt@20"),
+        ("What is where", "status"),
+        ("What is where", "status gpt"),
         ("A verification", "verify gpt@10"),
         ("A tag", "tag gpt@10 a"),
         ("A tag", "untag gpt@20 best"),

@@ -20,6 +20,7 @@ from ckptstore.model.ids import (
     run_key,
     ulid,
 )
+from ckptstore.model.retention import Keep
 from tests.model.made import QUICK, session
 
 moments = st.integers(0, 2**48 - 1)
@@ -273,7 +274,7 @@ replicate = "manual"
     assert (main.name, s3.name, archive.name) == ("main", "s3", "archive")
     assert [tier.requirement for tier in (main, s3, archive)] == ["async", "commit", "manual"]
     assert (s3.limits.max_bytes_per_second, s3.limits.concurrency) == (50_000_000, 4)
-    assert (main.limits.max_bytes_per_second, s3.retention) == (None, {"last": 3})
+    assert (main.limits.max_bytes_per_second, s3.retention) == (None, Keep(last=3))
 
 
 @pytest.mark.parametrize(

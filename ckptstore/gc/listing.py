@@ -1,0 +1,202 @@
+"""What stands in a tier, read for deleting: anything that cannot be read stops the round.
+
+Listing intents *before* records is the protocol: a saver creates its record first and removes its intent
+afterwards, so who is in neither listing has not begun, and reads the dooms when it does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from ckptstore.errors import BackendError, DamageError, DocumentError, GuardError, ObjectExistsError
+from ckptstore.model.documents import END_LIMIT_BYTES, decode_intent, encode_end
+from ckptstore.model.ids import Attempt
+from ckptstore.model.ids import run_key as run_key_of
+from ckptstore.model.record import CommitEnd, CommitRecord, IntentDoc
+from ckptstore.pool import Pool, default_threads
+from ckptstore.tier import commits, layout
+from ckptstore.tier.intents import Pin
+from ckptstore.tier.tier import Tier
+
+log = logging.getLogger("ckptstore")
+
+T = TypeVar("T")
+
+SILENT_SECONDS = 15 * 60.0
+"""So long without a heartbeat, by the tier's own times, an intent counts as left behind."""
+
+SAVERS = ("save", "replicate", "repair", "trim")
+"""Kinds of intents that end with a commit key; time alone never ends their pins."""
+
+_SHORTEST_END = len(encode_end(CommitEnd("", "void", "")))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Announced:
+    """An intent, and when it was last heard of by the tier's clock; seconds since the epoch."""
+
+    document: IntentDoc
+    heard_at: float
+
+    @property
+    def commit(self) -> Pin:
+        """Where a saver's outcome stands."""
+        return run_key_of(self.document.run), self.document.attempt
+
+    def __str__(self) -> str:
+        document = self.document
+        what = f"{document.kind} of {document.user}@{document.host}:{document.pid}"
+        return f"{what}, {document.reason}" if document.reason and document.kind == "pin" else what
+
+
+def read_intents(tier: Tier) -> list[Announced]:
+    """All intents.
+
+    Raises:
+        DocumentError, FormatTooNewError: one cannot be read; what it pins is not known.
+    """
+    heard: dict[str, float] = {}
+    keys: list[str] = []
+    for info in tier.listing("intents/"):
+        stem, _, kind = info.key.removeprefix("intents/").rpartition(".")
+        heard[stem] = max(heard.get(stem, 0.0), info.modified)
+        if f".{kind}" == layout.DOCUMENT:
+            keys.append(info.key)
+    found: list[Announced] = []
+
+    def read(key: str) -> None:
+        data = tier.read(key)
+        if data is None:
+            return  # removed since it was listed: decided, and the records are listed after this
+        document = decode_intent(data, f"{key} at {tier.url}")
+        if document.attempt != layout.stem(key):
+            raise DocumentError(f"{key} at {tier.url} is the intent of {document.attempt}")
+        found.append(Announced(document, heard[layout.stem(key)]))
+
+    _for_all(tier, keys, read)
+    return sorted(found, key=lambda one: one.document.attempt)
+
+
+def list_commit_keys(tier: Tier, before: Iterable[Pin] = ()) -> dict[Pin, bool]:
+    """(run key, attempt) of every commit key of the tier -> whether a record is there, or VOID or GONE.
+
+    Args:
+        before: seen by an earlier listing. No commit key ever goes, so a listing without one is short.
+
+    Raises:
+        DocumentError: something too short to be either.
+        GuardError: the listing is short.
+    """
+    found: dict[Pin, bool] = {}
+    for info in tier.listing("commits/"):
+        run_key, _, _ = info.key.removeprefix("commits/").rpartition("/")
+        attempt = layout.stem(info.key)
+        if not is_attempt(attempt) or not info.key.endswith(layout.DOCUMENT):
+            log.warning("ignoring %s at %s: not a commit key", info.key, tier.url)
+            continue
+        if info.size_bytes < _SHORTEST_END:
+            raise DocumentError(
+                f"{info.key} at {tier.url} is cut to {info.size_bytes} bytes: what it named is not known"
+            )
+        found[run_key, attempt] = info.size_bytes >= END_LIMIT_BYTES
+    for run_key, attempt in before:
+        if (run_key, attempt) not in found:
+            raise GuardError(
+                f"{layout.commit_key(run_key, attempt)} is missing from a listing of {tier.url}",
+                hint="the listing is short or lags; try again, and let `ckptstore doctor` look at the tier",
+            )
+    return found
+
+
+def list_dooms(tier: Tier) -> set[Pin]:
+    """(run key, attempt) of every doom, whoever wrote it."""
+    found = set()
+    for info in tier.listing("dooms/"):
+        run_key, _, _ = info.key.removeprefix("dooms/").rpartition("/")
+        attempt = layout.stem(info.key)
+        if is_attempt(attempt) and info.key.endswith(layout.DOCUMENT):
+            found.add((run_key, attempt))
+        else:
+            log.warning("ignoring %s at %s: not a doom", info.key, tier.url)
+    return found
+
+
+def read_records(tier: Tier, keys: Mapping[Pin, bool]) -> dict[Pin, CommitRecord]:
+    """All records among `keys`; one that became GONE since it was listed is left out.
+
+    Raises:
+        DocumentError, FormatTooNewError: one cannot be read.
+        GuardError: one has vanished.
+    """
+    found: dict[Pin, CommitRecord] = {}
+
+    def read(pin: Pin) -> None:
+        record = commits.read_commit(tier, *pin)
+        if record is None:
+            raise GuardError(f"{layout.commit_key(*pin)} has vanished from {tier.url} while it was read")
+        if isinstance(record, CommitRecord):
+            found[pin] = record
+
+    _for_all(tier, [pin for pin, is_record in keys.items() if is_record], read)
+    return found
+
+
+def is_decided(tier: Tier, announced: Announced, keys: Mapping[Pin, bool]) -> bool:
+    """Whether a saver has its outcome: record, VOID or GONE, in a listing taken after that of the intents."""
+    is_record = keys.get(announced.commit)
+    if is_record is None:
+        return False
+    # That it is short is not enough to give its pins up: a record cut short must not pass for an end.
+    return is_record or commits.read_commit(tier, *announced.commit) is not None
+
+
+def fence_silent(tier: Tier, announced: Announced) -> bool:
+    """VOID at the commit key of a silent saver, unless its outcome is there; whether one is now.
+
+    Not :func:`commits.fence`: it puts plainly where creating exclusively turns out to be impossible, and that
+    could overwrite the record of a saver who was only slow.
+    """
+    backend = tier.backend
+    if not backend.capabilities.create_if_absent:
+        return False
+    end = encode_end(CommitEnd(announced.document.attempt, "void", "silent: fenced by gc"))
+    try:
+        backend.put(layout.commit_key(*announced.commit), [end], if_absent=True)
+    except ObjectExistsError:
+        return True
+    except BackendError:
+        if backend.capabilities.create_if_absent:
+            raise
+        return False
+    log.warning("%s has been silent and is fenced: it will never commit", announced)
+    return True
+
+
+def is_attempt(text: str) -> bool:
+    """Whether `text` is an attempt id."""
+    try:
+        Attempt.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def stopped(error: DamageError) -> DocumentError:
+    """The error of a round that has met something it cannot read."""
+    return DocumentError(
+        f"nothing is collected: {error.message}",
+        hint="`ckptstore repair` the checkpoint from another tier, or forget it by name",
+    )
+
+
+def _for_all(tier: Tier, items: list[T], call: Callable[[T], None]) -> None:
+    if not items:
+        return
+    threads = default_threads(tier.backend.capabilities.concurrency)
+    with Pool(min(threads, len(items)), name="ckptstore-gc") as pool:
+        for item in items:
+            pool.submit(call, item)
+        pool.drain()
