@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptstore.backend import Look
@@ -33,10 +33,11 @@ def looks(ask: Ask, prefix: str) -> Iterator[Look]:
         yield _lock(answer)
 
 
-def _asked(ask: Ask, name: str, operation: str) -> Iterator[Look]:
+def _asked(ask: Ask, name: str, operation: str) -> Generator[Look, None, Mapping[str, Any] | None]:
     """The answer, empty where there is none; None where the finding says why it may not be known."""
     try:
-        return ask(operation, f"read {name} of")
+        answer: Mapping[str, Any] = ask(operation, f"read {name} of")
+        return answer
     except ObjectNotFoundError:  # no such configuration
         return {}
     except PermissionDeniedError as error:

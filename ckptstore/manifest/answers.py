@@ -101,7 +101,8 @@ def history(connection: sqlite3.Connection, run_key: str, *, only_latest: bool =
         "SELECT c.checkpoint, t.tier_uuid, r.attempt, r.generation, c.step, c.epoch, c.sequence,"
         " c.created_unix, c.state, c.restorable, c.damaged, c.damaged_reason, c.invalid_reason, c.doomed,"
         " c.forgotten, c.verified_unix, c.metrics_json, c.tags_json"
-        " FROM checkpoints AS c JOIN runs USING (run_id) JOIN replicas AS r ON r.replica_id = c.replica_id JOIN tiers AS t ON t.tier_id = r.tier_id"
+        " FROM checkpoints AS c JOIN runs USING (run_id)"
+        " JOIN replicas AS r ON r.replica_id = c.replica_id JOIN tiers AS t ON t.tier_id = r.tier_id"
         f" WHERE run_key = ? {wanted} ORDER BY c.epoch, c.sequence, c.checkpoint",
         (run_key,),
     )
@@ -170,7 +171,8 @@ def checkpoints(
         " c.state, c.restorable, c.is_latest, c.damaged_reason, c.invalid_reason, c.verified_unix,"
         " c.tensors, c.chunks,"
         " c.logical_bytes, c.new_bytes, c.reused_bytes, c.metrics_json, c.tags_json, c.timings_json"
-        " FROM checkpoints AS c JOIN runs USING (run_id) JOIN replicas AS r ON r.replica_id = c.replica_id"
+        " FROM checkpoints AS c JOIN runs USING (run_id)"
+        " JOIN replicas AS r ON r.replica_id = c.replica_id"
         f" WHERE {' AND '.join(where)} ORDER BY runs.run, runs.run_key, c.place_epoch{down},"
         f" c.place_sequence{down},"
         f" c.checkpoint{down} LIMIT ?",

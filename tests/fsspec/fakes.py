@@ -8,7 +8,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 
-class Fake(MemoryFileSystem):
+class Fake(MemoryFileSystem):  # type: ignore[misc]
     """Memory of its own, under a protocol of its own."""
 
     protocol = "fake"
@@ -124,7 +124,7 @@ class ListsElsewhere(Fake):
         return [{"name": "/elsewhere/file", "size": 1, "type": "file"}]
 
 
-class Fails(AbstractFileSystem):
+class Fails(AbstractFileSystem):  # type: ignore[misc]
     """Raises `error` at every read."""
 
     protocol = "fails"

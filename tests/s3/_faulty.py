@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -31,14 +32,14 @@ class Rig:
         self.proxy = proxy
         self._opened: list[S3Backend] = []
 
-    def backend(self, prefix: str = PREFIX, *, endpoint: str | None = None, **options: object) -> S3Backend:
+    def backend(self, prefix: str = PREFIX, *, endpoint: str | None = None, **options: Any) -> S3Backend:
         """A new client behind the proxy."""
         given = {"endpoint_url": endpoint or self.proxy.endpoint, "part_bytes": PART_BYTES, **options}
         backend = S3Backend.from_url(f"s3://bucket/{prefix}", given)
         self._opened.append(backend)
         return backend
 
-    def retrying(self, **options: object) -> RetryingBackend:
+    def retrying(self, **options: Any) -> RetryingBackend:
         """As the store uses it, but waits take no time."""
         backend = self.backend(**options)
         # No time goes by, so that each thread would count the common pause as its own: ample patience.
@@ -49,7 +50,7 @@ class Rig:
         return self.backend(endpoint=self.server.endpoint)
 
     @contextlib.contextmanager
-    def store(self, *, make: bool = True, **options: object) -> Iterator[Store]:
+    def store(self, *, make: bool = True, **options: Any) -> Iterator[Store]:
         """A store behind the proxy."""
         if make:
             make_place(self.direct())

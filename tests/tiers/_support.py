@@ -51,7 +51,7 @@ def with_faults(checkpoint: Checkpoint, name: str, *script: Fault) -> FaultBacke
     """The tier from now on fails as told; the log has all that is asked of it."""
     backend: Any = copy_in(checkpoint, name).tier.backend
     backend.inner = FaultBackend(backend.inner, script)
-    return backend.inner  # type: ignore[no-any-return]
+    return backend.inner
 
 
 def objects(checkpoint: Checkpoint, name: str, prefix: str) -> list[str]:
