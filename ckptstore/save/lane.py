@@ -93,7 +93,7 @@ class Lane:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 thread.start()
                 self._thread = thread
-                if not any(lane.is_mine for lane in _lanes):
+                if not any(lane.is_mine for lane in list(_lanes)):
                     _at_the_end_of_a_child()
                 _lanes.add(self)
             self._jobs.append(job)

@@ -7,8 +7,10 @@ import importlib.util
 import json
 import shlex
 
+import numpy as np
 import pytest
 
+import ckptstore
 from ckptstore.cli.app import COMMANDS
 from ckptstore.demo.compare import Comparison
 from ckptstore.demo.demo import Result
@@ -141,11 +143,35 @@ def test_every_command_has_its_document_and_an_example_or_a_section():
     for name in COMMANDS:
         assert f"`{name}" in table, name
     exampled = {command.split()[1] for _, command, _ in EXAMPLES}
-    assert set(COMMANDS) - exampled <= {"untag", "demo", "doctor", "completion"}
+    of_tiers = {"replicate", "fetch", "repair", "evict"}  # below: the store of the examples has one
+    assert set(COMMANDS) - exampled <= {"untag", "demo", "doctor", "completion"} | of_tiers
+
+
+def test_what_is_done_between_tiers_is_as_documented(cli, tmp_path):
+    toml = tmp_path / "ckptstore.toml"
+    toml.write_text('[[tiers]]\nname = "hot"\nurl = "hot"\n[[tiers]]\nname = "cold"\nurl = "cold"\n')
+    ckptstore.init(toml).close()
+    with ckptstore.open(tmp_path / "hot") as store, store.run("gpt") as run:
+        for step in (1, 2):
+            run.save(step, {"m": {"w": np.full(9, step)}}, wait=True)
+
+    def said(*words):
+        return cli("-s", toml, *words, "--json").json
+
+    check(said("replicate", "--dry-run"), "What is owed")
+    check(said("replicate"), "A round of copying")
+    check(said("evict", "gpt@1", "--dry-run"), "An eviction")
+    check(said("evict", "gpt@1"), "An eviction")
+    check(said("fetch", "gpt@1"), "What was fetched")
+    pack = next((tmp_path / "hot" / "packs").glob("*/*"))
+    pack.write_bytes(b"x" + pack.read_bytes()[1:])
+    assert cli("-s", toml, "verify").code == 4
+    check(said("repair", "--all", "--dry-run"), "A plan of repairs")
+    check(said("repair", "--all"), "Repairs")
 
 
 def test_a_check_fails_on_what_is_not_documented():
-    good = {"store": "s", "uuid": "u", "chunk_bytes": 1}
+    good = {"store": "s", "uuid": "u", "chunk_bytes": 1, "tiers": []}
     check(good, "A new store")
     for bad in ({**good, "more": 1}, {"store": "s", "uuid": "u"}, {**good, "chunk_bytes": "1"}):
         with pytest.raises(AssertionError):

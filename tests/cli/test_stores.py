@@ -18,7 +18,13 @@ def test_init_makes_a_store(cli, tmp_path):
 def test_init_as_json(cli, tmp_path):
     document = cli("init", tmp_path / "new", "--json", "--chunk-size", "4M").json
     with ckptstore.open(tmp_path / "new") as store:
-        assert document == {"store": store.url, "uuid": store.uuid, "chunk_bytes": 4 << 20}
+        tiers = [{"name": "main", "url": store.url, "uuid": store.tier.uuid}]
+        assert document == {
+            "store": store.url,
+            "uuid": store.uuid,
+            "chunk_bytes": 4 << 20,
+            "tiers": tiers,
+        }
 
 
 def test_init_takes_the_place_from_s_and_the_environment(cli, tmp_path):

@@ -42,8 +42,8 @@ def opened(s3_url):
     "faults",
     [
         [("status", "*", "*", {"times": 12})],
-        [("reset_before", "*", "*", {"skip": skip}) for skip in range(0, 40, 7)]
-        + [("reset_in_request", "PutObject", "*", {"skip": skip}) for skip in range(0, 16, 5)],
+        [("reset_before", "*", "*", {"skip": skip}) for skip in range(0, 40, 13)]
+        + [("reset_in_request", "PutObject", "*", {"skip": skip}) for skip in range(0, 16, 9)],
         [
             ("lost_reply", "PutObject", "*/commits/*", {"times": 2}),
             ("lost_reply", "*", "*", {"skip": 9, "times": 2}),
