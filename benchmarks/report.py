@@ -121,6 +121,8 @@ class Report:
             if body:
                 is_marked = any(marked == row for marked, _ in self.marks)
                 table = [heads, *body] if is_marked else [(c[0], *c[2:]) for c in (heads, *body)]
+                if not self.floors:
+                    table = [cells[:-1] for cells in table]
                 text += ["", row, *_aligned(table)]
         rest = list(dict.fromkeys((line.name, *_cells(line)[2:4]) for line in self.floor_lines()))
         if rest:

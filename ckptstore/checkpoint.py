@@ -224,7 +224,8 @@ class Checkpoint:
 
         Raises:
             DeadlineError: not yet; copying goes on.
-            ConflictError: nothing is copied to that tier unasked.
+            ConflictError: nothing is copied to that tier unasked; or it is passed over, as its own retention
+                or damage says.
             NotFoundError: the store has no such tier.
         """
         store = self._store

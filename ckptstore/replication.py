@@ -134,6 +134,10 @@ class Replication:
         """
         for tier in self._required:
             if tier.requirement == "commit" and not self.to(tier).wait_for(checkpoint, seconds):
+                owed = self.to(tier).passed_over(checkpoint)
+                if owed is not None and not owed.is_damaged:
+                    log.warning("%s is not copied to tier %s: %s", what, tier.name, owed.why)
+                    continue
                 last = self.to(tier).last_error
                 raise SaveFailedError(
                     f"{what} is committed in tier {self._source.tiers[0].name!r}, and not in "
@@ -146,7 +150,7 @@ class Replication:
 
         Raises:
             DeadlineError: not in `timeout` seconds; copying goes on.
-            ConflictError: nothing copies it there.
+            ConflictError: nothing copies it there, or it is passed over.
         """
         wanted = self._required if tier is None else [tier]
         for each in wanted:
@@ -157,6 +161,12 @@ class Replication:
                 )
             replicator = self.to(each)
             if not replicator.wait_for(checkpoint, timeout):
+                owed = replicator.passed_over(checkpoint)
+                if owed is not None:
+                    raise ConflictError(
+                        f"{what} is not copied to tier {each.name!r}: {owed.why}",
+                        hint="`ckptstore status` shows what is where",
+                    )
                 last = replicator.last_error
                 raise DeadlineError(
                     f"{what} is not in tier {each.name!r} after {timeout} s"
@@ -168,8 +178,14 @@ class Replication:
         """Waits until nothing is owed, or a tier fails; whether nothing is owed."""
         if self._pid != os.getpid():
             return True
-        drained = [replicator.drain() for replicator in list(self._replicators.values())]
-        return all(drained)
+        behind = [each for each in list(self._replicators.values()) if not each.drain()]
+        for replicator in behind:
+            log.warning(
+                "tier %s is still owed checkpoints (%s): the next session or `ckptstore replicate` pays",
+                replicator.destination.name,
+                "not counted yet" if replicator.owed is None else replicator.owed,
+            )
+        return not behind
 
     def stop(self) -> None:
         """Ends what runs in the background; what is owed stays owed."""

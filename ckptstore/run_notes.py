@@ -9,7 +9,7 @@ from typing import Any
 from ckptstore import refs
 from ckptstore.arguments import check_metrics
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import BackendError, ConflictError, NotFoundError, UsageError
+from ckptstore.errors import BackendError, ConflictError, NotFoundError, UsageError, WrongStoreError
 from ckptstore.model.ids import Attempt
 from ckptstore.model.record import NoteKind
 from ckptstore.run_view import RunView
@@ -86,7 +86,7 @@ class RunNotes(RunView):
             try:
                 copy.tier.check_marker()
                 notes.put_note(copy.tier, self.key, note)
-            except BackendError as error:
+            except (BackendError, WrongStoreError) as error:
                 log.warning(
                     "tier %s does not know that step %d was given %r: replication brings it: %s",
                     copy.tier.name,

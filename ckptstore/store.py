@@ -63,6 +63,16 @@ class Store:
         """Name -> why, of the configured tiers that could not be opened."""
         return self._opened.unreachable
 
+    @property
+    def hottest(self) -> Tier:
+        """The tier that saves go to.
+
+        Raises:
+            CkptstoreError: it could not be opened; :attr:`tier` is then a colder one.
+        """
+        name = self._opened.hottest
+        return self.tier if name is None else self.tier_named(name)
+
     def tier_named(self, name: str) -> Tier:
         """The tier of that name.
 
@@ -92,13 +102,17 @@ class Store:
             is_absent = isinstance(error, StoreNotFoundError)
             if name == self._opened.hottest:
                 hint = "`ckptstore init` makes a tier whose disk is new" if is_absent else "wait for it"
-            elif offline or is_absent:
+            elif offline or (is_absent and not self._must_have(name)):
                 continue
             else:
                 hint = "wait for it, or train on without it: store.run(..., offline=True)"
             raise type(error)(
                 f"nothing can be saved while tier {name!r} is missing: {error.message}", hint=hint
             )
+
+    def _must_have(self, name: str) -> bool:
+        """Whether a save counts only when it is in that tier."""
+        return any(tier.name == name and tier.requirement == "commit" for tier in self._config.tiers)
 
     def tier_of(self, entry: Entry) -> Tier:
         """Where the record is that speaks for a checkpoint."""
@@ -310,8 +324,9 @@ class Store:
 
         Raises:
             NotFoundError: no such run, checkpoint or tier.
+            CkptstoreError: the first tier could not be opened: nothing goes from a colder one unasked.
         """
-        where = self.tier if tier is None else self.tier_named(tier)
+        where = self.hottest if tier is None else self.tier_named(tier)
         self.refresh()
         known = {name for name, _ in self.run_names()}
         wanted: dict[str, Checkpoint] = {}

@@ -121,6 +121,8 @@ def _round(invocation: Invocation, store: Store, tiers: Sequence[Tier], run: str
     output.flush()
     passed = [one for report in reports for one in (*report.failed, *report.skipped)]
     codes = {one.exit_code for one in passed} | {reason.exit_code for reason in errors.values()}
+    if not codes - {0} and any(report.owed for report in reports):
+        return EXIT_PARTLY  # another process is copying the rest
     return _exit_code(codes - {0}, any(report.sent for report in reports) or len(tiers) > len(errors))
 
 
@@ -210,6 +212,7 @@ def fetch(invocation: Invocation, refs: tuple[str, ...]) -> None:
 
     documents = []
     with invocation.open_store() as store:
+        _ = store.hottest  # not to the next one, if it is missing
         found = [checkpoint_of(store, ref) for ref in from_stdin(refs)]
         for checkpoint in found:
             with Progress(invocation, f"fetch {checkpoint.run} step {checkpoint.step}") as progress:

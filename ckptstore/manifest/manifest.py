@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -428,9 +428,18 @@ def _replica(connection: sqlite3.Connection, checkpoint: str, run_key: str | Non
 
 def _history_in(connection: sqlite3.Connection, tier_uuid: str, run_key: str) -> list[Entry]:
     run, tier = ingest.run_id(connection, run_key), ingest.tier_id(connection, tier_uuid)
+    uuid_of = dict(connection.execute("SELECT tier_id, tier_uuid FROM tiers").fetchall())
     names = connection.execute("SELECT checkpoint FROM checkpoints WHERE run_id = ?", (run,)).fetchall()
-    replicas = (replica for (name,) in names for replica in facts.replicas_of(connection, run, name))
-    return counting(replica.entry for replica in replicas if replica.tier_id == tier)
+    found = []
+    for (name,) in names:
+        replicas = facts.replicas_of(connection, run, name)
+        copies = _live(replicas, uuid_of)
+        found += [
+            dataclasses.replace(replica.entry, tier=tier_uuid, copies=copies)
+            for replica in replicas
+            if replica.tier_id == tier
+        ]
+    return counting(found)
 
 
 def _history_among(connection: sqlite3.Connection, tier_uuids: Collection[str], run_key: str) -> list[Entry]:
@@ -448,7 +457,12 @@ def _history_among(connection: sqlite3.Connection, tier_uuids: Collection[str], 
         ]
         if own:
             chosen = facts.choose(own)
-            live = sorted((r for r in own if not r.entry.facts.doomed), key=lambda r: r.entry.facts.damaged)
-            copies = tuple((uuid_of[replica.tier_id], replica.entry.attempt) for replica in live)
+            copies = _live(own, uuid_of)
             found.append(dataclasses.replace(chosen.entry, tier=uuid_of[chosen.tier_id], copies=copies))
     return sorted(found, key=lambda entry: (entry.order, entry.checkpoint))
+
+
+def _live(replicas: list[facts.Replica], uuid_of: Mapping[int, str]) -> tuple[tuple[str, str], ...]:
+    """(tier uuid, attempt) of live records of one checkpoint, hottest tier first, damaged ones last."""
+    live = sorted((r for r in replicas if not r.entry.facts.doomed), key=lambda r: r.entry.facts.damaged)
+    return tuple((uuid_of[replica.tier_id], replica.entry.attempt) for replica in live)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from ckptstore.errors import CkptstoreError
-from ckptstore.replicate.debt import Wanted
+from ckptstore.replicate.debt import Owed, Wanted
 from ckptstore.replicate.rounds import MOST_BASES, Report, Rounds, Sent, Source
 from ckptstore.save.lane import step_back
 from ckptstore.tier.tier import Tier
@@ -43,6 +43,7 @@ class Replicator(Rounds):
         self._thread: threading.Thread | None = None
         self._asked = self._answered = self._seen = 0
         self._in_vain = 0
+        self._is_hurried = False
 
     def wake(self) -> None:
         """Something was committed: copies it in a thread of its own, which is started if there is none."""
@@ -56,22 +57,37 @@ class Replicator(Rounds):
                 self._thread.start()
 
     def wait_for(self, checkpoint: str, timeout: float | None = None) -> bool:
-        """Waits until the tier has a checkpoint; False when the time is over first.
+        """Waits until the tier has a checkpoint; False when the time is over or it is passed over.
 
         Copying begins, if it has not.
         """
         with self._changed:
             if checkpoint in self._done:
                 return True
+            self._passed_over.pop(checkpoint, None)  # it may be wanted by now: the next round tells
         self.wake()
         with self._changed:
-            return self._changed.wait_for(lambda: checkpoint in self._done, timeout)
+            self._changed.wait_for(
+                lambda: checkpoint in self._done or checkpoint in self._passed_over, timeout
+            )
+            return checkpoint in self._done
+
+    def passed_over(self, checkpoint: str) -> Owed | None:
+        """A checkpoint that is not copied, with the reason, as of the last round; None if it is."""
+        with self._changed:
+            return None if checkpoint in self._done else self._passed_over.get(checkpoint)
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is owed; False when two tries in a row are in vain, or the time is over."""
+        """Waits until nothing is owed; False when two tries in a row are in vain, or the time is over.
+
+        A tier that failed before gets one more try, at once: it may be back.
+        """
         with self._changed:
             if self._thread is None:
                 return True
+            if self._in_vain > 1:
+                self._in_vain, self._is_hurried = 1, True
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self._in_vain > 1 or self._is_idle, timeout)
             return self._is_idle
 
@@ -110,7 +126,13 @@ class Replicator(Rounds):
                     continue
                 self._in_vain += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stopping, self._wait_seconds())
+                self._changed.wait_for(lambda: self._stopping or self._is_hurried, self._wait_seconds())
+                self._is_hurried = False
+
+    def _note_sent(self, sent: Sent) -> None:
+        with self._changed:
+            self._in_vain = 0
+        super()._note_sent(sent)
 
     def _has_news(self) -> bool:
         return self._asked != self._seen

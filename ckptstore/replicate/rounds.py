@@ -143,6 +143,7 @@ class Rounds:
         self._changed = threading.Condition()
         self._stopping = False
         self._done: set[str] = set()
+        self._passed_over: dict[str, Owed] = {}  # by checkpoint: with why it is not copied
         self._missed_notes = True  # those of the time before, or while the tier was away
         self._copying: tuple[str, float] | None = None  # (checkpoint, since when)
         self.new_progress: Callable[[], Progress] = Progress
@@ -174,6 +175,9 @@ class Rounds:
                     self._source.sessions(run_key),
                     self._wanted,
                 )
+                with self._changed:
+                    self._passed_over |= {item.entry.checkpoint: item for item in owed if item.why}
+                    self._changed.notify_all()
                 found += [(name, run_key, item) for item in owed]
         return found
 

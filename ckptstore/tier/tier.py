@@ -143,7 +143,8 @@ class Tier:
                     raise
                 data = backend.get(layout.MARKER, max_bytes=MAX_BYTES)  # it is being made just now
         except (ObjectNotFoundError, BackendError) as error:
-            if isinstance(error, ObjectNotFoundError) or _root_is_missing(backend):
+            # One that does not answer would not answer the second question either, after as long a wait.
+            if isinstance(error, ObjectNotFoundError) or (not error.transient and _root_is_missing(backend)):
                 raise StoreNotFoundError(
                     f"there is no store at {backend.url}",
                     hint="check that the disk is mounted and the path is right; "
@@ -167,7 +168,7 @@ class Tier:
         except (ObjectNotFoundError, NotAnObjectError) as error:
             raise self._not_ours("its marker is gone") from error
         except BackendError as error:
-            if _root_is_missing(self.backend):
+            if not error.transient and _root_is_missing(self.backend):
                 raise self._not_ours("it is gone") from error
             raise
         if (found.store_uuid, found.tier_uuid) != (self.marker.store_uuid, self.marker.tier_uuid):

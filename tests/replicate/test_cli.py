@@ -174,3 +174,49 @@ def test_fetch_fills_the_first_tier(cli, place):
     assert cli("verify").code == 0
     assert cli("fetch").code == 2
     assert cli("fetch", "gpt@77").code == 13
+
+
+def test_nothing_goes_to_or_from_a_colder_tier_instead_of_a_missing_first_one(cli, place):
+    """`evict` without --tier means the hottest tier of the file, not the hottest that answers."""
+    (place / "ckptstore.toml").write_text(
+        TOML.format(required="async") + '[[tiers]]\nname = "coldest"\nurl = "coldest"\n'
+    )
+    assert cli("init").code == 0
+    assert cli("replicate").code == 0
+    (place / "hot").rename(place / "away")
+    for command in (("evict", "gpt"), ("fetch", "gpt@1")):
+        answer = cli(*command)
+        assert answer.code == 10, answer
+        assert "no store at" in answer.err
+    assert cli("verify", "--tier", "cold").code == 0
+    assert "would go gpt@1" in cli("evict", "gpt", "--tier", "cold", "--dry-run").out
+
+
+def test_a_tier_gets_from_the_second_what_the_first_has_not_or_not_good(cli, place):
+    """Evicted from the first, or damaged there: the next tier is read."""
+    assert cli("replicate").code == 0
+    assert cli("evict", "gpt@1").code == 0
+    hurt(place, "hot")
+    (place / "ckptstore.toml").write_text(
+        TOML.format(required="async") + '[[tiers]]\nname = "coldest"\nurl = "coldest"\n'
+    )
+    assert cli("init").code == 0
+    copied = cli("replicate", "--to", "coldest")
+    assert copied.code == 0, copied
+    assert cli("verify", "--tier", "coldest").code == 0
+    assert cli("status", "--json").json["tiers"][2]["checkpoints"] == 2
+
+
+def test_what_another_process_copies_is_still_owed(cli, place, monkeypatch):
+    from ckptstore.errors import BusyError
+    from ckptstore.replicate import rounds
+
+    def busy(*args, **options):
+        raise BusyError("it is being copied by process 1")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "copy_checkpoint", busy)
+        answer = cli("replicate")
+    assert answer.code == 3, answer
+    assert "2 checkpoints still owed" in answer.out
+    assert cli("replicate").code == 0

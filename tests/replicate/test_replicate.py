@@ -7,7 +7,8 @@ import contextlib
 import numpy as np
 import pytest
 
-from ckptstore.errors import ConflictError, DeadlineError, UsageError
+from ckptstore.errors import BackendError, ConflictError, DeadlineError, UsageError
+from ckptstore.model.retention import Keep
 from ckptstore.testing import Fault, FaultBackend
 from ckptstore.tier import intents, notes
 from tests.crash._support import check_objects, make_state, same
@@ -221,3 +222,42 @@ def test_waiting_for_a_tier_that_nothing_is_copied_to_is_refused():
             pending.wait("replicated", tier="cold")
         with pytest.raises(UsageError, match="where saves go"):
             store.replication.run([store.tier])
+
+
+def test_waiting_for_a_step_that_the_tier_would_drop_ends():
+    with places() as (hot, cold):
+        save_only_hot = contextlib.closing(opened(hot, cold))
+        with save_only_hot as store:
+            save(store, 1, 2)
+        with contextlib.closing(opened(hot, cold, requirement="async")) as store:
+            store.tiers[1].retention = Keep(last=1)
+            older, newest = store.run(RUN).checkpoints()
+            with pytest.raises(ConflictError, match="superseded"):
+                older.wait_replicated("cold", timeout=60)
+            newest.wait_replicated("cold", timeout=60)
+        with contextlib.closing(opened(hot, cold, requirement="commit")) as store:
+            store.tiers[1].retention = Keep(last=1)
+            store.replication.wait_required(older.id, "step 1", 60)  # it is not wanted: no failure
+
+
+def test_closing_says_what_is_still_owed(caplog):
+    with places() as (hot, cold):
+        away = FaultBackend(cold, [])
+        with contextlib.closing(opened(hot, away, requirement="async")) as store:
+            run = store.run(RUN)
+            run.save(1, make_state(1)).wait("replicated", timeout=60)
+            away.script.append(Fault("error", times=None))
+            run.save(2, make_state(2))
+            run.close()
+        assert "tier cold is still owed" in caplog.text
+
+
+def test_a_tier_that_does_not_answer_is_asked_one_question():
+    """Each costs as many time-outs as there are tries."""
+    with places() as (hot, cold):
+        away = FaultBackend(
+            cold, [Fault("error", times=None, error=BackendError("no reply", transient=True))]
+        )
+        with pytest.raises(BackendError, match="no reply"):
+            opened(hot, away)
+        assert {call.op for call in away.log} == {"get"}

@@ -225,3 +225,22 @@ def test_what_was_collected_there_is_sent_again():
         assert newest.step == 2
         assert newest.sent_bytes >= sent.sent_bytes
         holds(cold, (1, make_state(1)), (2, make_state(2)))
+
+
+def test_closing_tries_a_tier_once_more_that_was_away(monkeypatch):
+    """It may be back long before its next turn."""
+    monkeypatch.setattr(replicator, "FIRST_WAIT_SECONDS", LONG)
+    monkeypatch.setattr(replicator, "MOST_WAIT_SECONDS", LONG)
+    with places() as (hot, cold):
+        away = FaultBackend(cold, [])
+        with contextlib.closing(opened(hot, away)) as store:
+            store.run(RUN).save(1, make_state(1), wait=True)
+            away.script.append(Fault("error", times=None))
+            with started(store) as copier:
+                copier.wake()
+                with copier._changed:
+                    assert copier._changed.wait_for(lambda: copier._in_vain, LONG)
+                    copier._in_vain = 5
+                away.script.clear()
+                assert copier.drain(LONG / 2)
+        holds(cold, (1, make_state(1)))
