@@ -37,9 +37,13 @@ def main() -> None:
                     time.sleep(30)
             os.read(ready, 1)
             print("worker", worker, flush=True)
-            if input() == "end":
-                os.kill(worker, signal.SIGTERM)
-            _, status = os.waitpid(worker, 0)
+            is_asked = input() == "end"
+            ended = status = 0
+            while not ended:
+                if is_asked:  # again, should it meet one of the same number that is still under way
+                    os.kill(worker, signal.SIGTERM)
+                    time.sleep(0.05)
+                ended, status = os.waitpid(worker, os.WNOHANG if is_asked else 0)
             print("ended", os.waitstatus_to_exitcode(status), "requested", stop.requested, flush=True)
             return
         for step in range(start + 1, start + 10_000):
