@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ckptstore.errors import ConflictError, DeadlineError, SaveFailedError, UsageError
 from ckptstore.model.history import Entry
@@ -87,7 +87,8 @@ class Replication:
             return self._replicators[tier.uuid]
 
     @property
-    def _required(self) -> list[Tier]:
+    def required(self) -> list[Tier]:
+        """The tiers that checkpoints must reach, hottest first."""
         return [tier for tier in self._source.tiers[1:] if tier.requirement != "manual"]
 
     # --- by hand --------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class Replication:
         Raises:
             BackendError: a tier does not answer.
         """
-        return [self.to(tier).run_once(run) for tier in to or self._required]
+        return [self.to(tier).run_once(run) for tier in to or self.required]
 
     def debt(self, tier: Tier) -> Debt:
         """What a tier is owed now, by the records of all tiers."""
@@ -115,15 +116,20 @@ class Replication:
         """What is marked damaged in a tier; see :func:`ckptstore.replicate.repair.plan`."""
         return repairing.plan(self._source, tier, checkpoints)
 
-    def repair(self, tier: Tier, checkpoints: Collection[str] | None = None) -> repairing.RepairReport:
+    def repair(
+        self,
+        tier: Tier,
+        checkpoints: Collection[str] | None = None,
+        new_progress: Callable[[], Progress] = Progress,
+    ) -> repairing.RepairReport:
         """Repairs what is marked damaged; see :func:`ckptstore.replicate.repair.carry_out`."""
-        return repairing.carry_out(self._source, tier, checkpoints)
+        return repairing.carry_out(self._source, tier, checkpoints, new_progress)
 
     # --- while a training goes on ---------------------------------------------------------------
 
     def committed(self) -> None:
         """A checkpoint was committed: copying begins in the background."""
-        for tier in self._required:
+        for tier in self.required:
             self.to(tier).wake()
 
     def wait_required(self, checkpoint: str, what: str, seconds: float) -> None:
@@ -132,7 +138,7 @@ class Replication:
         Raises:
             SaveFailedError: it is not in `seconds`; it stays owed, and restorable from the first tier.
         """
-        for tier in self._required:
+        for tier in self.required:
             if tier.requirement == "commit" and not self.to(tier).wait_for(checkpoint, seconds):
                 owed = self.to(tier).passed_over(checkpoint)
                 if owed is not None and not owed.is_damaged:
@@ -152,7 +158,7 @@ class Replication:
             DeadlineError: not in `timeout` seconds; copying goes on.
             ConflictError: nothing copies it there, or it is passed over.
         """
-        wanted = self._required if tier is None else [tier]
+        wanted = self.required if tier is None else [tier]
         for each in wanted:
             if each.requirement == "manual":
                 raise ConflictError(

@@ -15,7 +15,7 @@ PACKAGE = Path(ckptstore.__file__).parent
 
 # Low to high; a module may import from its own layer and from lower ones.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_version", "errors"),
+    ("_version", "errors", "errnos"),
     ("model",),
     ("environment", "backend", "arrays", "dtensors", "shards", "ranks", "pool", "signals"),
     ("manifest",),

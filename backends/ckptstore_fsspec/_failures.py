@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from ckptstore.errnos import FULL, REFUSED, TRANSIENT
 from ckptstore.errors import (
     BackendError,
     NotAnObjectError,
@@ -14,29 +15,16 @@ from ckptstore.errors import (
     ShortReadError,
 )
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ELSE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENXIO})
-_TRANSIENT = frozenset(
-    {
-        errno.EIO,
-        errno.ESTALE,
-        errno.EINTR,
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.ETIMEDOUT,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ECONNRESET,
-        errno.ECONNREFUSED,
-        errno.ECONNABORTED,
-        errno.EPIPE,
-        errno.EHOSTUNREACH,
-        errno.ENETUNREACH,
-        errno.ENETDOWN,
-    }
-)
+_TRANSIENT = TRANSIENT | {
+    errno.ECONNRESET,
+    errno.ECONNREFUSED,
+    errno.ECONNABORTED,
+    errno.EPIPE,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+}
 # Connections that broke, by the names of aiohttp, azure-core, requests, botocore and paramiko: none of these
 # packages need be here.
 _BROKEN = frozenset(
@@ -125,9 +113,9 @@ def _told(error: Exception, text: str) -> BackendError:
     if isinstance(error, (TimeoutError, ConnectionError, EOFError)) or names & _BROKEN:
         return BackendError(text, transient=True)
     number = error.errno if isinstance(error, OSError) else None
-    if number in _FULL:
+    if number in FULL:
         return OutOfSpaceError(text, hint="make room, or raise the quota")
-    if number in _REFUSED:
+    if number in REFUSED:
         return PermissionDeniedError(text)
     if number in _ELSE:
         return NotAnObjectError(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from ckptstore.errnos import FULL, REFUSED, TRANSIENT
 from ckptstore.errors import (
     BackendError,
     NotAnObjectError,
@@ -13,22 +14,6 @@ from ckptstore.errors import (
     PermissionDeniedError,
 )
 
-TRANSIENT = frozenset(
-    {
-        errno.EIO,
-        errno.ESTALE,
-        errno.EINTR,
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.ETIMEDOUT,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-    }
-)
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _SOMETHING_ELSE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.ENOTEMPTY})
 
 _MAKES_DIRECTORIES = frozenset({"put", "make prefix", "create", "sync"})
@@ -64,9 +49,9 @@ def failure(error: OSError, operation: str, key: str, root: str) -> BackendError
         return ObjectNotFoundError(f"{operation}: no object {key!r} in {root!r}")
     if number in _SOMETHING_ELSE:
         return NotAnObjectError(message, hint="something else stands where a file or directory should be")
-    if number in _FULL:
+    if number in FULL:
         return OutOfSpaceError(message, hint=hint)
-    if number in _REFUSED:
+    if number in REFUSED:
         return PermissionDeniedError(message, hint=hint)
     if number == errno.ELOOP:
         return BackendError(message, hint="the path to the store leads through a loop of symbolic links")

@@ -87,7 +87,7 @@ def _destinations(store: Store, name: str | None) -> list[Tier]:
         tier = store.tier_named(name)
         store.replication.to(tier)  # refuses the first tier
         return [tier]
-    tiers = [tier for tier in store.tiers[1:] if tier.requirement != "manual"]
+    tiers = store.replication.required
     if not tiers and not store.unreachable:
         raise UsageError(
             f"no tier of {store.url} requires copies",
@@ -264,8 +264,6 @@ def repair(
     `ckptstore verify` finds and marks damage. A repaired checkpoint gets a new record; what was bad is never
     used again, and nothing is deleted. Ends with 4 when something could not be repaired.
     """
-    from ckptstore.replicate import repair as repairing
-
     if everything == bool(refs):
         raise UsageError("repair wants REFs, or --all", hint="`ckptstore ls` shows what is damaged")
     code = 0
@@ -274,14 +272,14 @@ def repair(
         ids = None if everything else {checkpoint_of(store, ref).id for ref in from_stdin(refs)}
         for tier in store.tiers if name is None else [store.tier_named(name)]:
             if dry_run:
-                plans = repairing.plan(store, tier, ids)
+                plans = store.replication.plan_repairs(tier, ids)
                 documents += [_plan_json(tier, plan) for plan in plans]
                 if not invocation.as_json:
                     _print_plans(tier, plans)
                 continue
             with Progress(invocation, f"repair {tier.name}") as progress:
                 new_progress = lambda progress=progress: _told(progress)  # noqa: E731
-                report = repairing.carry_out(store, tier, ids, new_progress)
+                report = store.replication.repair(tier, ids, new_progress)
             codes = {one.exit_code for one in report.failed}
             code = max(code, _exit_code(codes, bool(report.repaired)))
             documents.append(output.plain(report))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 
 from ckptstore.doctor.findings import Finding
-from ckptstore.errors import CkptstoreError, ObjectNotFoundError
+from ckptstore.errors import CkptstoreError
 from ckptstore.model.documents import END_LIMIT_BYTES
 from ckptstore.model.record import CommitRecord, IntentDoc
-from ckptstore.tier import commits, intents, layout
+from ckptstore.tier import commits, intents
 from ckptstore.tier.tier import Tier
-
-SILENT_SECONDS = 15 * 60.0
 
 
 def marker(tier: Tier) -> Iterator[Finding]:
@@ -65,20 +61,13 @@ def announced(tier: Tier) -> Iterator[Finding]:
 
 
 def _is_dead(tier: Tier, document: IntentDoc) -> bool:
-    environment = tier.environment
-    is_here = document.host == environment.host and os.path.isdir("/proc/self")
-    if is_here and not os.path.isdir(f"/proc/{document.pid}"):
-        return True
-    last = document.created_at
-    with contextlib.suppress(ObjectNotFoundError):  # it has not beaten yet
-        last = max(last, tier.backend.head(layout.beat_key(document.attempt)).modified)
-    return environment.now() - last > SILENT_SECONDS
+    return intents.is_alive_here(document, tier.environment) is False or intents.is_silent(tier, document)
 
 
 def leftovers(tier: Tier) -> Iterator[Finding]:
     """Temporary files and uploads that nobody finishes."""
     now = tier.environment.now()
-    old = [item for item in tier.backend.list_temporaries("") if now - item.modified > SILENT_SECONDS]
+    old = [item for item in tier.backend.list_temporaries("") if now - item.modified > intents.SILENT_SECONDS]
     if not old:
         yield Finding("leftovers", "ok", "none")
         return

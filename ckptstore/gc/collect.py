@@ -21,13 +21,13 @@ from ckptstore.errors import BackendError, DamageError, GuardError, ObjectExists
 from ckptstore.gc import listing
 from ckptstore.gc.documents import PlanDoc, plan_key, put_plan, read_plans, split_keys
 from ckptstore.gc.guards import Guard, KeepsRestorable, View
-from ckptstore.gc.listing import SAVERS, SILENT_SECONDS, Announced, fence_silent
+from ckptstore.gc.listing import SAVERS, Announced, fence_silent
 from ckptstore.model.documents import encode_end, seal
 from ckptstore.model.record import CommitEnd, CommitRecord
 from ckptstore.pool import Pool, default_threads
 from ckptstore.tier import commits, layout
 from ckptstore.tier.contents import Contents
-from ckptstore.tier.intents import Pin
+from ckptstore.tier.intents import SILENT_SECONDS, Pin
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")

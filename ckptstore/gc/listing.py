@@ -25,9 +25,6 @@ log = logging.getLogger("ckptstore")
 
 T = TypeVar("T")
 
-SILENT_SECONDS = 15 * 60.0
-"""So long without a heartbeat, by the tier's own times, an intent counts as left behind."""
-
 SAVERS = ("save", "replicate", "repair", "trim")
 """Kinds of intents that end with a commit key; time alone never ends their pins."""
 

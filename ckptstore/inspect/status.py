@@ -144,13 +144,9 @@ def status(store: Store, run: str | None = None) -> Status:
     return Status(store.url, run, (*tiers, *_unreachable(store)), tuple(found))
 
 
-def _owes(store: Store, tier: Tier) -> bool:
-    return tier.uuid != store.tiers[0].uuid and tier.requirement != "manual"
-
-
 def _owed(store: Store, tier: Tier, run: str | None) -> dict[str, Owed]:
     """By checkpoint, what a tier that must have checkpoints lacks."""
-    if not _owes(store, tier):
+    if tier not in store.replication.required:
         return {}
     return {owed.entry.checkpoint: owed for _, _, owed in store.replication.to(tier).owing(run)}
 
@@ -174,7 +170,7 @@ def _tier_status(
 ) -> TierStatus:
     verified = [entry.facts.verified_at for entry in entries if entry.facts.verified_at is not None]
     debt = None
-    if _owes(store, tier):
+    if tier in store.replication.required:
         everything = list(owed)
         due = [item.entry for item in everything if not item.why]
         known = [sizes[entry.checkpoint] for entry in due if entry.checkpoint in sizes]

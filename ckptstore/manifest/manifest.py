@@ -28,7 +28,7 @@ from ckptstore.manifest.rows import (
 from ckptstore.manifest.schema import drop_statements, table_statements
 from ckptstore.manifest.text import iso
 from ckptstore.manifest.views import view_statements
-from ckptstore.model.history import Entry, counting
+from ckptstore.model.history import Entry
 from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, IntentDoc, Note
 
 
@@ -319,11 +319,22 @@ class Manifest(Database):
         """
         if tier_uuid is None:
             return self.read(lambda c: answers.history(c, run_key))
-        return self.read(lambda c: _history_in(c, tier_uuid, run_key))
+
+        def of_tier(connection: sqlite3.Connection) -> list[Entry]:
+            ingest.tier_id(connection, tier_uuid)  # raises if there is no such tier
+            everywhere = {row.tier_uuid for row in answers.tiers(connection)}
+            return _history_in(connection, ingest.run_id(connection, run_key), {tier_uuid}, everywhere)
+
+        return self.read(of_tier)
 
     def history_in(self, run_key: str, tier_uuids: Collection[str]) -> list[Entry]:
         """As :meth:`history`, as if there were only these tiers."""
-        return self.read(lambda c: _history_among(c, tier_uuids, run_key))
+
+        def among(connection: sqlite3.Connection) -> list[Entry]:
+            run = connection.execute("SELECT run_id FROM runs WHERE run_key = ?", (run_key,)).fetchone()
+            return [] if run is None else _history_in(connection, run[0], tier_uuids, tier_uuids)
+
+        return self.read(among)
 
     def latest(self, run_key: str) -> Entry | None:
         """The run's newest restorable checkpoint, as ``model.history.latest`` says of :meth:`history`."""
@@ -426,39 +437,20 @@ def _replica(connection: sqlite3.Connection, checkpoint: str, run_key: str | Non
     return found
 
 
-def _history_in(connection: sqlite3.Connection, tier_uuid: str, run_key: str) -> list[Entry]:
-    run, tier = ingest.run_id(connection, run_key), ingest.tier_id(connection, tier_uuid)
+def _history_in(
+    connection: sqlite3.Connection, run: int, own: Collection[str], copies: Collection[str]
+) -> list[Entry]:
+    """One entry per checkpoint that a tier of `own` has, with its live records in those of `copies`."""
     uuid_of = dict(connection.execute("SELECT tier_id, tier_uuid FROM tiers").fetchall())
     names = connection.execute("SELECT checkpoint FROM checkpoints WHERE run_id = ?", (run,)).fetchall()
     found = []
     for (name,) in names:
         replicas = facts.replicas_of(connection, run, name)
-        copies = _live(replicas, uuid_of)
-        found += [
-            dataclasses.replace(replica.entry, tier=tier_uuid, copies=copies)
-            for replica in replicas
-            if replica.tier_id == tier
-        ]
-    return counting(found)
-
-
-def _history_among(connection: sqlite3.Connection, tier_uuids: Collection[str], run_key: str) -> list[Entry]:
-    run = connection.execute("SELECT run_id FROM runs WHERE run_key = ?", (run_key,)).fetchone()
-    if run is None:
-        return []
-    uuid_of = dict(connection.execute("SELECT tier_id, tier_uuid FROM tiers").fetchall())
-    names = connection.execute("SELECT checkpoint FROM checkpoints WHERE run_id = ?", run).fetchall()
-    found = []
-    for (name,) in names:
-        own = [
-            replica
-            for replica in facts.replicas_of(connection, run[0], name)
-            if uuid_of[replica.tier_id] in tier_uuids
-        ]
-        if own:
-            chosen = facts.choose(own)
-            copies = _live(own, uuid_of)
-            found.append(dataclasses.replace(chosen.entry, tier=uuid_of[chosen.tier_id], copies=copies))
+        mine = [replica for replica in replicas if uuid_of[replica.tier_id] in own]
+        if mine:
+            chosen = facts.choose(mine)
+            live = _live([replica for replica in replicas if uuid_of[replica.tier_id] in copies], uuid_of)
+            found.append(dataclasses.replace(chosen.entry, tier=uuid_of[chosen.tier_id], copies=live))
     return sorted(found, key=lambda entry: (entry.order, entry.checkpoint))
 
 

@@ -19,7 +19,6 @@ from ckptstore.errors import (
     BusyError,
     CkptstoreError,
     DamageError,
-    ObjectNotFoundError,
     WrongStoreError,
 )
 from ckptstore.model.documents import decode_intent
@@ -34,9 +33,6 @@ from ckptstore.tier.intents import Intent, Pin
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
-
-SILENT_SECONDS = 15 * 60.0
-"""So long without a heartbeat, an intent's process counts as gone; a wrong guess costs double work only."""
 
 Kind = Literal["replicate", "repair"]
 IsAlive = Callable[[IntentDoc], bool]
@@ -171,7 +167,7 @@ def _left_behind(destination: Tier, source: Copy, kind: Kind, is_alive: IsAlive)
             continue
         if document is None or (document.kind, document.reason) != (kind, wanted):
             continue
-        if is_alive(document) and not _is_silent(destination, document):
+        if is_alive(document) and not intents.is_silent(destination, document):
             raise _busy(source, destination, document)
         found.append(document)
     # Where creation is not exclusive, the other's commit could come late and overwrite ours.
@@ -198,14 +194,7 @@ def seems_alive(document: IntentDoc) -> bool:
     environment = Environment()
     if (document.host, document.pid) == (environment.host, environment.pid):
         return (document.pid, document.attempt) in _running  # another life of this pid, if not
-    return intents.is_alive_here(document) is not False
-
-
-def _is_silent(tier: Tier, document: IntentDoc) -> bool:
-    last = document.created_at
-    with contextlib.suppress(ObjectNotFoundError):  # it has not beaten yet
-        last = max(last, tier.backend.head(layout.beat_key(document.attempt)).modified)
-    return tier.environment.now() - last > SILENT_SECONDS
+    return intents.is_alive_here(document, environment) is not False
 
 
 def _claim(attempt: str) -> bool:

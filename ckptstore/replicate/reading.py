@@ -14,11 +14,9 @@ from ckptstore.errors import (
     ChunkDamagedError,
     CkptstoreError,
     DamageError,
-    NotAnObjectError,
-    ObjectNotFoundError,
     PermissionDeniedError,
-    ShortReadError,
 )
+from ckptstore.load.faults import is_damage
 from ckptstore.model.ids import Attempt, Digest, digest_of
 from ckptstore.model.record import CommitRecord
 from ckptstore.tier import commits, layout
@@ -118,7 +116,7 @@ class ChunkReader:
             _ = contents.layout, contents.digests, contents.keys, contents.locations, contents.tree
         except (BackendError, DamageError) as error:
             opened.reason = error.message
-            if _is_damage(error):
+            if is_damage(error):
                 self._accuse(opened, getattr(error, "key", ""), error.message)
             elif isinstance(error, BackendError):
                 opened.away = error
@@ -218,7 +216,7 @@ class ChunkReader:
             copy.tier.backend.read_into(key, int(where.offset[row]), view)
         except BackendError as error:
             result.reason = error.message
-            if not _is_damage(error):
+            if not is_damage(error):
                 result.away = error
                 return result
         else:
@@ -267,7 +265,3 @@ def _views(group: Sequence[_Place], memory: memoryview) -> Iterator[tuple[_Place
     for place in group:
         yield place, memory[start : start + place[2]]
         start += place[2]
-
-
-def _is_damage(error: CkptstoreError) -> bool:
-    return isinstance(error, (DamageError, ObjectNotFoundError, NotAnObjectError, ShortReadError))

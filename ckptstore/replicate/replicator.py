@@ -9,11 +9,9 @@ from collections.abc import Callable
 
 from ckptstore.errors import CkptstoreError
 from ckptstore.replicate.debt import Owed, Wanted
-from ckptstore.replicate.rounds import MOST_BASES, Report, Rounds, Sent, Source
+from ckptstore.replicate.rounds import Report, Rounds, Sent, Source
 from ckptstore.save.lane import step_back
 from ckptstore.tier.tier import Tier
-
-__all__ = ["MOST_BASES", "Replicator", "Report", "Sent", "Source"]
 
 log = logging.getLogger("ckptstore")
 

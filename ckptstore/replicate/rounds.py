@@ -165,9 +165,6 @@ class Rounds:
         for name, run_key in self._source.run_names():
             if run in (None, name):
                 replicas = self._source.replicas(run_key)
-                with self._changed:  # others copy, too
-                    self._done |= replicas.get(self.destination.uuid, {}).keys()
-                    self._changed.notify_all()
                 owed = debt(
                     replicas,
                     hotter,
@@ -176,6 +173,7 @@ class Rounds:
                     self._wanted,
                 )
                 with self._changed:
+                    self._done |= replicas.get(self.destination.uuid, {}).keys()  # others copy, too
                     self._passed_over |= {item.entry.checkpoint: item for item in owed if item.why}
                     self._changed.notify_all()
                 found += [(name, run_key, item) for item in owed]

@@ -6,6 +6,7 @@ A collector does the opposite (dooms, then re-lists intents), so one of the two 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from ckptstore.environment import Environment
-from ckptstore.errors import CkptstoreError, DamageError
+from ckptstore.errors import CkptstoreError, DamageError, ObjectNotFoundError
 from ckptstore.model.documents import decode_intent, encode_intent
 from ckptstore.model.record import CommitRecord, IntentDoc, IntentKind
 from ckptstore.tier import commits, layout, notes
@@ -23,6 +24,8 @@ from ckptstore.tier.tier import Tier
 log = logging.getLogger("ckptstore")
 
 BEAT_SECONDS = 60.0
+SILENT_SECONDS = 15 * 60.0
+"""So long without a heartbeat, the process of an intent counts as gone."""
 
 Pin = tuple[str, str]
 """(run key, attempt) of a pinned record."""
@@ -140,11 +143,19 @@ class Intent:
                 log.warning("heartbeat of %s failed: %s", self.document.attempt, error)
 
 
-def is_alive_here(document: IntentDoc, environment: Environment | None = None) -> bool | None:
+def is_alive_here(document: IntentDoc, environment: Environment) -> bool | None:
     """Whether the process of an intent runs on this host; None for another host, where it cannot be seen."""
-    if document.host != (environment or Environment()).host or not os.path.isdir("/proc/self"):
+    if document.host != environment.host or not os.path.isdir("/proc/self"):
         return None
     return os.path.isdir(f"/proc/{document.pid}")
+
+
+def is_silent(tier: Tier, document: IntentDoc) -> bool:
+    """Whether an intent has not been heard of for :data:`SILENT_SECONDS`, by this process's clock."""
+    last = document.created_at
+    with contextlib.suppress(ObjectNotFoundError):  # it has not beaten yet
+        last = max(last, tier.backend.head(layout.beat_key(document.attempt)).modified)
+    return tier.environment.now() - last > SILENT_SECONDS
 
 
 def list_intents(tier: Tier) -> Iterator[IntentDoc]:

@@ -38,14 +38,6 @@ class TestFaultBackendContract(BackendContract):
         pytest.skip("its script and log belong to one test in one process")
 
 
-@pytest.fixture
-def memory():
-    backend = MemoryBackend(f"faults-{next(_names)}")
-    backend.create_root()
-    yield backend
-    backend.drop()
-
-
 def keys(backend):
     return [info.key for info in backend.list("")]
 

@@ -27,19 +27,6 @@ class TestRetryingContract(BackendContract):
 
 
 @pytest.fixture
-def memory():
-    backend = MemoryBackend(f"retry-{next(_names)}")
-    backend.create_root()
-    yield backend
-    backend.drop()
-
-
-@pytest.fixture
-def faulty(memory):
-    return FaultBackend(memory)
-
-
-@pytest.fixture
 def sleeps():
     return []
 

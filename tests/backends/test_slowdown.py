@@ -13,7 +13,6 @@ from ckptstore.errors import BackendError
 from ckptstore.testing import Fault, FaultBackend
 from ckptstore.tier.retry import PATIENCE_SECONDS, RetryingBackend
 from ckptstore.tier.slowdown import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, SlowDown
-from ckptstore_memory import MemoryBackend
 
 _names = itertools.count()
 SLOW = BackendError("503 SlowDown", throttled=True)
@@ -42,19 +41,6 @@ def clock():
 @pytest.fixture
 def pace(clock):
     return SlowDown(sleep=clock.sleep, random=lambda: 0.5, monotonic=clock.monotonic)
-
-
-@pytest.fixture
-def memory():
-    backend = MemoryBackend(f"slow-{next(_names)}")
-    backend.create_root()
-    yield backend
-    backend.drop()
-
-
-@pytest.fixture
-def faulty(memory):
-    return FaultBackend(memory)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import ckptstore
 from ckptstore.model.record import CommitRecord
-from ckptstore.replicate import attempts
 from ckptstore.store import Store
 from ckptstore.tier import intents
 from ckptstore.tier.tier import Tier
@@ -171,7 +170,7 @@ def _check_left(store: Store, kills: int) -> None:
     processes = 4 * kills  # a "stop" has two of each kind
     for tier in store.tiers:
         left = list(intents.list_intents(tier))
-        assert all(intents.is_alive_here(document) is False for document in left)
+        assert all(intents.is_alive_here(document, tier.environment) is False for document in left)
         # A training has two saves under way, a copier one attempt a thread.
         assert len(left) <= 4 * processes
         assert len(list(tier.backend.list_temporaries(""))) <= MOST_TEMPORARIES * processes
@@ -180,7 +179,7 @@ def _check_left(store: Store, kills: int) -> None:
 def main() -> None:
     from ckptstore.cli.app import app
 
-    attempts.SILENT_SECONDS = SILENT_SECONDS
+    intents.SILENT_SECONDS = SILENT_SECONDS
     if sys.argv[1:2] == ["exit"]:
         timer = threading.Timer(float(sys.argv[2]), os._exit, (EXIT_CODE,))
         timer.daemon = True

@@ -217,7 +217,7 @@ def test_a_silent_process_of_another_host_is_taken_over_after_a_while():
     with saved() as (hot, cold, _):
         killed_at(hot, cold, Fault("crash", op="put", key="commits/*"))
         now = Environment().now()
-        for later, expected in ((60.0, BusyError), (attempts.SILENT_SECONDS + 60.0, None)):
+        for later, expected in ((60.0, BusyError), (intents.SILENT_SECONDS + 60.0, None)):
             environment = Environment(now=lambda later=later: now + later, sleep=lambda _: None)
             with contextlib.closing(opened(hot, cold, environment=environment)) as store:
                 source = copy_in(store, 0)
