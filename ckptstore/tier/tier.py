@@ -136,15 +136,9 @@ class Tier:
             DocumentError, FormatTooNewError: it cannot be used by this release.
         """
         try:
-            try:
-                data = backend.get(layout.MARKER, max_bytes=MAX_BYTES)
-            except BackendError as error:
-                if error.kind != "backend" or error.transient or _root_is_missing(backend):
-                    raise
-                data = backend.get(layout.MARKER, max_bytes=MAX_BYTES)  # it is being made just now
-        except (ObjectNotFoundError, BackendError) as error:
-            # One that does not answer would not answer the second question either, after as long a wait.
-            if isinstance(error, ObjectNotFoundError) or (not error.transient and _root_is_missing(backend)):
+            data = _marker_of(backend)
+        except BackendError as error:
+            if isinstance(error, ObjectNotFoundError):
                 raise StoreNotFoundError(
                     f"there is no store at {backend.url}",
                     hint="check that the disk is mounted and the path is right; "
@@ -233,6 +227,24 @@ class Tier:
 
 def _uuid4(environment: Environment) -> str:
     return str(uuid.UUID(bytes=environment.random_bytes(16), version=4))
+
+
+def _marker_of(backend: Backend) -> bytes:
+    """The marker's bytes.
+
+    Raises:
+        ObjectNotFoundError: there is none, be it that the root itself is missing.
+        BackendError: the place does not answer.
+    """
+    try:
+        return backend.get(layout.MARKER, max_bytes=MAX_BYTES)
+    except BackendError as error:
+        # One that does not answer would not answer the second question either, after as long a wait.
+        if error.kind != "backend" or error.transient:
+            raise
+        if _root_is_missing(backend):
+            raise ObjectNotFoundError(error.message) from error
+    return backend.get(layout.MARKER, max_bytes=MAX_BYTES)  # the root was made just now
 
 
 def _root_is_missing(backend: Backend) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import functools
+import itertools
 import multiprocessing
 import os
+import re
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ckptstore
 import ckptstore_local._sys as calls
-from ckptstore.errors import CkptstoreError, OutOfSpaceError
+from ckptstore.errors import CkptstoreError, ConflictError, OutOfSpaceError
 from tests.crash._support import CHUNK_BYTES, TRAIN, blank_like, make_state, quiet, same
 
 
@@ -152,38 +156,66 @@ def test_c206_many_processes_that_make_one_store_at_once_make_one(tmp_path):
             assert set(outcomes) <= {"made", "conflict"}
 
 
-def _open_as_another_makes_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """`create=True` right when another process has made the directory, between our look and the next."""
-    original = calls.open
-    done: list[str] = []
+class _Interloper:
+    """Lets `other` act once, right after call `number` of `calls` that this process makes.
 
-    def open_(name, *args, **kwargs):
+    Not after each of the hundreds that make the directories of chunks and packs.
+    """
+
+    NAMES = ("open", "mkdir", "scandir", "link")
+
+    def __init__(self, number: int, other: Callable[[], object]) -> None:
+        self._left, self._other = number, other
+        self._inside = False
+
+    @property
+    def has_acted(self) -> bool:
+        return self._left < 0
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in self.NAMES:
+            monkeypatch.setattr(calls, name, functools.partial(self._call, getattr(calls, name)))
+
+    def _call(self, original: Callable[..., object], *args: object, **kwargs: object) -> object:
         try:
-            return original(name, *args, **kwargs)
-        except FileNotFoundError:
-            if not done:
-                done.append(str(name))
-                monkeypatch.setattr(calls, "stat", first_look)
-            raise
-
-    look = calls.stat
-
-    def first_look(name, *args, **kwargs):
-        monkeypatch.setattr(calls, "stat", look)
-        try:
-            return look(name, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
-            ckptstore.init(path, chunk_bytes=CHUNK_BYTES).close()  # the other one, right after our look
+            if not self._inside and not re.search("/(chunks|packs)", str(args[0])):
+                self._inside, self._left = True, self._left - 1
+                if self._left == -1:
+                    self._other()
+                self._inside = False
 
-    monkeypatch.setattr(calls, "open", open_)
-    with ckptstore.open(path, create=True, chunk_bytes=CHUNK_BYTES) as store:
-        return store.uuid
 
+@pytest.mark.parametrize("make", ["init", "open"])
+def test_c206_a_store_that_another_process_makes_at_any_moment_is_that_store(tmp_path, monkeypatch, make):
+    def other() -> None:
+        try:
+            ckptstore.init(path, chunk_bytes=CHUNK_BYTES).close()
+        except ConflictError:
+            made_by.append("us")
 
-def test_c206_open_or_create_works_while_another_process_makes_the_store(tmp_path, monkeypatch):
-    uuid = _open_as_another_makes_it(tmp_path / "store", monkeypatch)
-    with ckptstore.open(tmp_path / "store") as store:
-        assert store.uuid == uuid
+    outcomes = set()
+    for number in itertools.count():
+        path = tmp_path / f"store-{number}"
+        made_by: list[str] = []
+        interloper = _Interloper(number, other)
+        with monkeypatch.context() as patch:
+            interloper.watch(patch)
+            try:
+                if make == "init":
+                    ckptstore.init(path, chunk_bytes=CHUNK_BYTES).close()
+                else:
+                    ckptstore.open(path, create=True, chunk_bytes=CHUNK_BYTES).close()
+            except ConflictError:
+                made_by.append("other")
+        if not interloper.has_acted:
+            break
+        outcomes.update(made_by)
+        assert len(made_by) == 1 or make == "open", (number, made_by)
+        ckptstore.open(path).close()
+    assert number > 10
+    assert outcomes >= {"us"} if make == "open" else outcomes == {"us", "other"}
 
 
 def test_c206_a_folder_that_exists_and_yet_is_not_there_is_made_again(tmp_path, monkeypatch):
