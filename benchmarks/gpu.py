@@ -131,7 +131,8 @@ def _rows(state: State) -> dict[int, torch.Tensor]:
 
 def _pieces(state: State) -> list[Piece]:
     flat = flatten_state(state, _CHUNK_BYTES)
-    return list(cut(flat.layout, flat.sources, Share.everything(flat.layout)))
+    pieces = cut(flat.layout, flat.sources, Share.everything(flat.layout))
+    return [piece for piece in pieces if isinstance(piece, Piece)]
 
 
 # --- how fast -------------------------------------------------------------------------------------

@@ -2,14 +2,16 @@
 
     python -m benchmarks.overhead --gib 1.5 --repeats 5 --dir /data/scratch --json out.json
 
-The named calls are replaced by ones that read the calling thread's CPU clock before and after. What threads
-spend beside them is overhead: Python, locks, system calls that move no data. It is shown as a share of the
-wall time: for a save from its return to the commit, without the caller's thread, which only waits; for a
-load, of all of it. "us / tensor" is that, for a save together with what the caller was blocked. A last save
-of each case is sampled instead: the lines that its threads were at, weighted by the CPU that each spent since
-the sample before, without the named calls.
+The named calls are replaced by ones that read the calling thread's CPU clock before and after. "files" are
+the system calls that belong to a read or a write and move no data (open, rename, close, ...). What threads
+spend beside all these is overhead: Python, locks, waking each other, the manifest. It is shown as a share of
+the wall time: for a save from its return to the commit, without the caller's thread, which only waits; for a
+load, of all of it. "us / tensor" is that, for a save together with what the caller was blocked; "us more" is
+by how much a tensor makes that longer: without what one tensor of as many bytes takes. A last save of each
+case is sampled instead: the lines that its threads were at, weighted by the CPU that each spent since the
+sample before, without the named calls.
 
-Cases: the AdamW state of the other benchmarks, and 10,000 tensors of 1 KiB.
+Cases: the AdamW state of the other benchmarks, 10,000 tensors of 1 KiB, and one of as many bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _MICROSECONDS_PER_TENSOR = 5.0
 _SMALL_COUNT, _SMALL_ELEMENTS = 10_000, 256
 _SAMPLE_SECONDS = 0.002
 _SHOWN_LINES = 12
-KINDS = ("hash", "read", "write", "copy")
+KINDS = ("hash", "read", "write", "files", "copy")
 # Where the library finds the function, as `module`, `name`, and which kind of work it is.
 _CALLS = (
     ("blake3", "blake3", "hash"),
@@ -53,6 +55,7 @@ _CALLS = (
     ("os", "pwritev", "write"),
     ("os", "write", "write"),
     ("os", "writev", "write"),
+    ("os", "close", "files"),
     ("os", "fsync", "write"),
     ("os", "fdatasync", "write"),
     ("ckptstore_local._sys", "preadv", "read"),
@@ -61,6 +64,21 @@ _CALLS = (
     ("ckptstore_local._sys", "write", "write"),
     ("ckptstore_local._sys", "writev", "write"),
     ("ckptstore_local._sys", "fsync", "write"),
+    *(
+        ("ckptstore_local._sys", name, "files")
+        for name in (
+            "open",
+            "close",
+            "fstat",
+            "ftruncate",
+            "link",
+            "lstat",
+            "mkdir",
+            "rename",
+            "stat",
+            "unlink",
+        )
+    ),
     ("numpy", "copyto", "copy"),
 )
 
@@ -91,9 +109,15 @@ class Line:
     overhead_seconds: float
     overhead_share: float
     per_tensor_microseconds: float
+    more_microseconds: float | None
     hot_lines: dict[str, list[tuple[str, float]]]
     """Of the caller until `save` returns, and of the background from then on: place, and its share."""
     samples: list[Sample]
+
+    @property
+    def spent_seconds(self) -> float:
+        """Overhead, and for a save what the caller was blocked."""
+        return self.overhead_seconds + (self.blocked_seconds if self.case.startswith("save") else 0.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,8 +142,9 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
 
     lines: list[Line] = []
     small = {"model": {f"tensor.{n:05}": torch.rand(_SMALL_ELEMENTS) for n in range(_SMALL_COUNT)}}
+    one = {"model": {"tensor": torch.rand(_SMALL_COUNT * _SMALL_ELEMENTS)}}
     large = states.adamw_state(options.gib, options.seed)
-    for name, state in (("AdamW state", large), ("10,000 x 1 KiB", small)):
+    for name, state in (("AdamW state", large), ("10,000 x 1 KiB", small), ("1 x 10,000 KiB", one)):
         path = folder / "store"
         run = ckptstore.open(str(path), create=True).run("bench")
         saver = _Saver(run, state)
@@ -137,7 +162,14 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
         lines += [_line(f"save, {name}", saves, count, hot), _line(f"load, {name}", loads, count, {})]
         run.close()
         disk.remove(path)
-    return lines
+    return [*lines[:2], *(_compared(line, lines[4:]) for line in lines[2:4]), *lines[4:]]
+
+
+def _compared(line: Line, ones: Sequence[Line]) -> Line:
+    """A line of the small tensors with what each adds to one tensor of all their bytes."""
+    one = next(other for other in ones if other.case.split()[0] == line.case.split()[0])
+    seconds = (line.spent_seconds - one.spent_seconds) / _SMALL_COUNT
+    return dataclasses.replace(line, more_microseconds=seconds * 1e6)
 
 
 class _Saver:
@@ -299,33 +331,33 @@ def _place(frame: FrameType) -> str:
 
 
 def _line(case: str, samples: list[Sample], tensors: int, hot: dict[str, list[tuple[str, float]]]) -> Line:
-    overhead = median(sample.overhead_seconds for sample in samples)
-    blocked = median(sample.blocked_seconds for sample in samples)
-    return Line(
+    line = Line(
         case,
         median(sample.wall_seconds for sample in samples),
-        blocked,
+        median(sample.blocked_seconds for sample in samples),
         {kind: median(sample.cpu_seconds[kind] for sample in samples) for kind in KINDS},
-        overhead,
+        median(sample.overhead_seconds for sample in samples),
         float(np.median([sample.overhead_seconds / sample.wall_seconds for sample in samples])),
-        (overhead + (blocked if case.startswith("save") else 0.0)) / tensors * 1e6,
+        0.0,
+        None,
         hot,
         samples,
     )
+    return dataclasses.replace(line, per_tensor_microseconds=line.spent_seconds / tensors * 1e6)
 
 
 def _goals(lines: Sequence[Line]) -> list[Goal]:
-    large, _, small, _ = lines
-    share, each = large.overhead_share, small.per_tensor_microseconds
+    large, _, small = lines[:3]
+    share, each = large.overhead_share, small.more_microseconds or 0.0
     return [
         Goal(large.case, f"at most {_LIMIT:.0%} of background wall", share, _LIMIT, at_most=True),
-        Goal(small.case, "at most 5 us per tensor", each, _MICROSECONDS_PER_TENSOR, at_most=True),
+        Goal(small.case, "at most 5 us more per tensor", each, _MICROSECONDS_PER_TENSOR, at_most=True),
     ]
 
 
 def table(lines: Sequence[Line], aims: Sequence[Goal]) -> str:
     """For people: CPU seconds by kind, what is beside them, and the lines where that is spent."""
-    heads = ("blocked s", "wall s", *KINDS, "beside", "of wall", "us / tensor")
+    heads = ("blocked s", "wall s", *KINDS, "beside", "of wall", "us / tensor", "us more")
     text = [f"{'':24}" + "".join(f"{head:>12}" for head in heads)]
     for line in lines:
         figures = (line.blocked_seconds, line.wall_seconds, *line.cpu_seconds.values(), line.overhead_seconds)
@@ -333,6 +365,7 @@ def table(lines: Sequence[Line], aims: Sequence[Goal]) -> str:
             f"  {line.case:<22}"
             + "".join(f"{figure:>12.3f}" for figure in figures)
             + f"{line.overhead_share:>12.1%}{line.per_tensor_microseconds:>12.1f}"
+            + ("" if line.more_microseconds is None else f"{line.more_microseconds:>12.1f}")
         )
     for line in lines:
         for part, places in line.hot_lines.items():
@@ -350,7 +383,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(lines), figsize=(3 * len(lines), 3.6))
-    colours = ("#2f6f4f", "#5b8fb9", "#9aa5b1", "#d9b44a", "#b3402a")
+    colours = ("#2f6f4f", "#5b8fb9", "#9aa5b1", "#7d6b91", "#d9b44a", "#b3402a")
     for axis, line in zip(axes, lines, strict=True):
         figures = {**line.cpu_seconds, "beside": line.overhead_seconds}
         bars = axis.bar(list(figures), list(figures.values()), color=colours)

@@ -22,8 +22,8 @@ from ckptstore.model.heads import Heads
 from ckptstore.model.layout import Layout
 from ckptstore.model.plain import Leaf
 from ckptstore.model.tables import Digests, KeyList
+from ckptstore.save.limits import Limits
 from ckptstore.save.parts import COMPARED, WRITTEN, Part, encode_part
-from ckptstore.save.write import Limits
 
 CHUNK_BYTES = 16 << 20
 HIDDEN, FEED_FORWARD, KEY_VALUE, VOCABULARY = 16384, 53248, 1024, 128256

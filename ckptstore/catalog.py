@@ -437,13 +437,18 @@ def tensor_rows(contents: Contents) -> TensorRows:
     reading any.
     """
     table = contents.layout
-    raw, hasher = memoryview(contents.digests.array.tobytes()), blake3.blake3
+    chunks = np.diff(table.chunks.first)
+    raw = contents.digests.array.tobytes()
     bounds = (table.chunks.first * DIGEST_BYTES).tolist()
+    own: Iterable[bytes] = contents.digests  # of one chunk each, as small tensors are
+    if (chunks != 1).any():
+        own = (raw[start:end] for start, end in itertools.pairwise(bounds))
+    hasher = blake3.blake3
     return TensorRows(
-        digests=[hasher(raw[start:end]).hexdigest() for start, end in itertools.pairwise(bounds)],
-        bytes=np.array(table.heads.nbytes, np.int64),
+        digests=[hasher(digests).hexdigest() for digests in own],
+        bytes=table.heads.nbytes,
         new_bytes=contents.written_bytes,
-        chunks=np.diff(table.chunks.first),
+        chunks=chunks,
     )
 
 

@@ -233,7 +233,7 @@ class RunCapture(RunSessions):
         now, later = split(pieces, gate.deferrable(state)[0]) if gate is not None else (pieces, [])
         # The live arrays are training's: nothing may keep them alive once they are copied.
         work.flat = dataclasses.replace(flat, sources=(), views=(), storages=())
-        work.progress.total_bytes = sum(piece.nbytes for piece in pieces)
+        work.progress.total_bytes = sum([piece.nbytes for piece in pieces])
         self._captured_bytes = room_for(pieces)
         handed_over = False
 

@@ -13,6 +13,8 @@ from ckptstore.manifest.rows import LayoutRows, TensorRows
 from ckptstore.manifest.text import iso, list_json, metrics_json, people_json, ranges_text
 from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, IntentDoc, Note
 
+_ROWS_AT_ONCE = 100
+
 MAX_EXPANDED_BOXES = 100_000
 """Layouts with more boxes keep them in their table in the store; the row here says so."""
 
@@ -238,18 +240,22 @@ def _put_tensors(connection: sqlite3.Connection, replica: int, layout: int, tens
         raise DocumentError(f"a record describes {sorted(lengths)} tensors of a layout that has {count}")
     if not count:
         return
-    connection.executemany(
-        "INSERT INTO checkpoint_tensors VALUES (?, ?, ?, ?, ?, ?)",
-        zip(
-            itertools.repeat(replica, count),
-            range(first, first + count),
-            tensors.digests,
-            _ints(tensors.bytes),
-            _ints(tensors.new_bytes),
-            _ints(tensors.chunks),
-            strict=True,
-        ),
+    rows = zip(
+        itertools.repeat(replica, count),
+        range(first, first + count),
+        tensors.digests,
+        _ints(tensors.bytes),
+        _ints(tensors.new_bytes),
+        _ints(tensors.chunks),
+        strict=True,
     )
+    # Many rows in one statement: each statement lets the interpreter go and asks for it again, which costs
+    # as much as the row, and training is what it is asked of.
+    while many := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        places = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(many))
+        connection.execute(
+            f"INSERT INTO checkpoint_tensors VALUES {places}", list(itertools.chain.from_iterable(many))
+        )
 
 
 def _ints(column: object) -> Sequence[int]:

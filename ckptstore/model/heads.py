@@ -13,8 +13,10 @@ import numpy as np
 
 from ckptstore.model import cuts
 from ckptstore.model.boxes import Shape, cell_shape
-from ckptstore.model.cuts import Int64s
+from ckptstore.model.cuts import Bools, Int64s
 from ckptstore.model.dtypes import DType
+
+_MODEL = "model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +48,19 @@ class Heads:
         """int64, (tensors,): bytes per element."""
         return np.array([dtype.itemsize for dtype in self.dtypes], np.int64)
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> list[int]:
         """Bytes of each whole tensor."""
         return [math.prod(s) * dtype.itemsize for s, dtype in zip(self.shapes, self.dtypes, strict=True)]
+
+    @functools.cached_property
+    def probably_trained(self) -> Bools:
+        """bool, (tensors,): real and complex numbers of the model; of all components if none is called so."""
+        inexact = np.array(
+            [dtype.name.startswith(("float", "bfloat", "complex")) for dtype in self.dtypes], bool
+        )
+        of_model = np.array([component == _MODEL for component in self.components], bool)
+        return inexact & of_model if of_model.any() else inexact
 
     @functools.cached_property
     def flat_shapes(self) -> Int64s:

@@ -16,7 +16,7 @@ from ckptstore.errors import BackendError, CkptstoreError, ObjectNotFoundError, 
 from ckptstore.model.documents import encode_record
 from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
 from ckptstore.model.record import CommitRecord, TableRef
-from ckptstore.model.tables import KeyList, written_bytes
+from ckptstore.model.tables import written_bytes
 from ckptstore.pool import Pool, default_threads
 from ckptstore.replicate.attempts import IsAlive, Kind, OpenAttempt, open_attempt
 from ckptstore.replicate.documents import copy_documents
@@ -24,11 +24,12 @@ from ckptstore.replicate.memory import Memory
 from ckptstore.replicate.pace import Pace
 from ckptstore.replicate.reading import ChunkReader
 from ckptstore.save.commit import Assembly, create_record, summarize
+from ckptstore.save.limits import Limits
+from ckptstore.save.places import Places
 from ckptstore.save.reuse import Stored
 from ckptstore.save.saver import Reporter
 from ckptstore.save.tables import TableWriter
 from ckptstore.save.work import Progress
-from ckptstore.save.write import Limits, locations_of
 from ckptstore.tier import commits
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.copies import Copy
@@ -154,9 +155,9 @@ class _Copier:
         self._put(units)
         attempt = str(self._opened.attempt)
         contents = source.contents
-        places = [stored[digest] for digest in contents.digests]
-        keys = KeyList.of({place.key: place.object_bytes for place in places})
-        locations = locations_of(places, keys)
+        places = Places.of([stored[digest] for digest in contents.digests])
+        keys = places.key_list()
+        locations = places.locations(keys)
         record = source.record
         writer = TableWriter(destination.backend, self._opened.index, attempt, _RANK, record.chunk_bytes)
         tables = {name: self._same_table(writer, name) for name in ("layout", "tree", "digests")}

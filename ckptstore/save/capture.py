@@ -11,7 +11,7 @@ from typing import Any
 from ckptstore.errors import CkptstoreError, SaveFailedError
 from ckptstore.save.arena import Arena, Block
 from ckptstore.save.copying import copy_wave
-from ckptstore.save.cut import Piece
+from ckptstore.save.cut import Cut
 from ckptstore.save.device import DeviceCopies
 from ckptstore.save.packing import Wave, taken_bytes, units_of, waves_of
 
@@ -30,7 +30,7 @@ class Waves:
 
     def __init__(self, arena: Arena | None = None) -> None:
         self._arena = arena
-        self._waiting: collections.deque[tuple[Sequence[Piece], Sequence[Block]]] = collections.deque()
+        self._waiting: collections.deque[tuple[Sequence[Cut], Sequence[Block]]] = collections.deque()
         self._held: Sequence[Block] = ()
         self._ended = False
         self._abandoned = False
@@ -38,7 +38,7 @@ class Waves:
         self._changed = threading.Condition()
 
     @classmethod
-    def live(cls, pieces: Sequence[Piece]) -> Waves:
+    def live(cls, pieces: Sequence[Cut]) -> Waves:
         """Of pieces that stay as they are until they are written: nothing is copied."""
         waves = cls()
         waves.put(pieces)
@@ -50,7 +50,7 @@ class Waves:
         """Whether nobody will write what is put."""
         return self._abandoned
 
-    def put(self, pieces: Sequence[Piece], blocks: Sequence[Block] = ()) -> None:
+    def put(self, pieces: Sequence[Cut], blocks: Sequence[Block] = ()) -> None:
         """One wave, and the memory that holds it."""
         with self._changed:
             if not self._abandoned:
@@ -71,7 +71,7 @@ class Waves:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def __iter__(self) -> Iterator[Sequence[Piece]]:
+    def __iter__(self) -> Iterator[Sequence[Cut]]:
         try:
             while (pieces := self._next()) is not None:
                 yield pieces
@@ -79,7 +79,7 @@ class Waves:
         finally:
             self._release()
 
-    def _next(self) -> Sequence[Piece] | None:
+    def _next(self) -> Sequence[Cut] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ended or self._error or self._abandoned)
             if self._error is not None:
@@ -116,13 +116,13 @@ class Waves:
             self._arena.give_back(blocks)
 
 
-def room_for(pieces: Sequence[Piece]) -> int:
+def room_for(pieces: Sequence[Cut]) -> int:
     """Bytes of memory that a capture of `pieces` takes."""
     return taken_bytes(pieces)
 
 
 def capture(
-    pieces: Sequence[Piece],
+    pieces: Sequence[Cut],
     arena: Arena,
     waves: Waves,
     *,
@@ -186,7 +186,7 @@ class Capturing:
         self._done.set()
 
 
-def split(pieces: Sequence[Piece], storages: Collection[int]) -> tuple[list[Piece], list[Piece]]:
+def split(pieces: Sequence[Cut], storages: Collection[int]) -> tuple[list[Cut], list[Cut]]:
     """Divides pieces into those that are copied before `save` returns and those that may be copied later.
 
     Pieces under 16 KiB are always copied before: that takes less than to see to it later.
@@ -194,8 +194,8 @@ def split(pieces: Sequence[Piece], storages: Collection[int]) -> tuple[list[Piec
     Args:
         storages: data pointers of the storages whose tensors only an update changes.
     """
-    now: list[Piece] = []
-    later: list[Piece] = []
+    now: list[Cut] = []
+    later: list[Cut] = []
     for piece in pieces:
         tensor = piece.tensor
         deferrable = (
@@ -208,13 +208,13 @@ def split(pieces: Sequence[Piece], storages: Collection[int]) -> tuple[list[Piec
 
 
 def begin(
-    pieces_now: Sequence[Piece],
-    pieces_later: Sequence[Piece],
+    pieces_now: Sequence[Cut],
+    pieces_later: Sequence[Cut],
     arena: Arena,
     waves: Waves,
     *,
     started: Callable[[], None] = lambda: None,
-    name_of: Callable[[Piece], str] | None = None,
+    name_of: Callable[[Cut], str] | None = None,
     keep: Sequence[Any] = (),
 ) -> Capturing:
     """Copies `pieces_now`; starts a thread that copies `pieces_later`, which nothing may change until then.
@@ -255,7 +255,7 @@ def _begin(
     waves: Waves,
     copies: DeviceCopies,
     *,
-    name_of: Callable[[Piece], str],
+    name_of: Callable[[Cut], str],
     keep: Sequence[Any],
 ) -> Capturing:
     if not blocks:  # abandoned while it waited
@@ -297,7 +297,7 @@ def _begin(
     return capturing
 
 
-def _plan(pieces: Sequence[Piece], arena: Arena) -> list[Wave]:
+def _plan(pieces: Sequence[Cut], arena: Arena) -> list[Wave]:
     if not pieces:
         return []
     block_bytes = arena.fit(_largest(pieces))
@@ -308,7 +308,7 @@ def _plan(pieces: Sequence[Piece], arena: Arena) -> list[Wave]:
     return planned
 
 
-def _whole(pieces: Sequence[Piece], block_bytes: int) -> list[Wave]:
+def _whole(pieces: Sequence[Cut], block_bytes: int) -> list[Wave]:
     """All pieces in one wave; none if there are none."""
     return list(waves_of(units_of(pieces, block_bytes), block_bytes))
 
@@ -321,7 +321,7 @@ def _fill(wave: Wave, blocks: Sequence[Block], arena: Arena, copies: DeviceCopie
         raise
 
 
-def _largest(pieces: Sequence[Piece]) -> int:
+def _largest(pieces: Sequence[Cut]) -> int:
     return max([piece.nbytes for piece in pieces])
 
 
@@ -338,7 +338,7 @@ def _version(tensor: Any) -> int | None:
     return version
 
 
-def _name(piece: Piece) -> str:
+def _name(piece: Cut) -> str:
     return f"a tensor of {piece.component} (chunk {piece.row})"
 
 

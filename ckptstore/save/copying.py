@@ -10,7 +10,7 @@ import numpy as np
 
 from ckptstore.pool import Pool, cores
 from ckptstore.save.arena import Block, Bytes
-from ckptstore.save.cut import Piece
+from ckptstore.save.cut import Bundle, Cut, Piece
 from ckptstore.save.device import DeviceCopies
 from ckptstore.save.packing import Unit, Wave
 
@@ -38,7 +38,7 @@ def copy_wave(
             if unit.device is not None:
                 if unit.device.type == "cuda":
                     blocks[unit.block].pin()
-                copies.copy(unit.pieces, target)
+                copies.copy([piece for piece in unit.pieces if isinstance(piece, Piece)], target)
         settled = _copy_on_cpu(wave, targets, min(_MAX_COPIERS, cores()) if threads is None else threads)
     finally:
         # After an error too: what is under way must not write into memory that others have by then.
@@ -69,28 +69,23 @@ def _target(unit: Unit, blocks: Sequence[Block]) -> Bytes:
     return blocks[unit.block].array[unit.offset : unit.offset + unit.nbytes]
 
 
-def _copy_small(pieces: Sequence[Piece], target: Bytes) -> None:
+def _copy_small(pieces: Sequence[Cut], target: Bytes) -> None:
     memory = target.data
     start = 0
     for piece in pieces:  # a microsecond each
         end = start + piece.nbytes
-        source = piece.view
-        if source is None:
-            source = piece.data().cast("B")
-            piece.source = None
-        piece.view = view = memory[start:end]
-        view[:] = source
-        piece.tensor = None
-        piece.start = 0
+        part = memory[start:end]
+        part[:] = piece.data().cast("B")
+        piece.settle(part)
         start = end
 
 
-def _settle(pieces: Sequence[Piece], target: Bytes) -> None:
+def _settle(pieces: Sequence[Cut], target: Bytes) -> None:
     memory = target.data
     start = 0
     for piece in pieces:
         end = start + piece.nbytes
-        piece.view, piece.source, piece.tensor, piece.start = memory[start:end], None, None, 0
+        piece.settle(memory[start:end])
         start = end
 
 
@@ -98,7 +93,7 @@ def _jobs(unit: Unit, target: Bytes) -> Iterator[Job]:
     start = 0
     for piece in unit.pieces:
         part = target[start : start + piece.nbytes]
-        if piece.source is not None:
+        if isinstance(piece, Bundle) or piece.source is not None:
             yield functools.partial(_fetch, piece, part)
         else:
             source = np.frombuffer(piece.data(), np.uint8)
@@ -108,7 +103,7 @@ def _jobs(unit: Unit, target: Bytes) -> Iterator[Job]:
         start += piece.nbytes
 
 
-def _fetch(piece: Piece, target: Bytes) -> None:
+def _fetch(piece: Cut, target: Bytes) -> None:
     np.copyto(target, np.frombuffer(piece.data(), np.uint8))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -114,7 +115,7 @@ class Flattener:
             arrays.check_memory(found.sources[number], found.leaves[number].path)
         plan = collector.plan(chunk_bytes)
         storages = [found.sources[i].untyped_storage() for i, _ in plan.viewed]
-        sizes = [storage.nbytes() for storage in storages]
+        sizes = list(map(operator.methodcaller("nbytes"), storages))
         if plan is not before or sizes != self._sizes:
             for leaf, source in zip(found.leaves, found.sources, strict=True):
                 if leaf.is_plain and leaf.boxes:
@@ -182,11 +183,12 @@ class _Collector:
         tensors = list(value.values())
         if set(map(type, value)) != {str} or not self._tensor_types.issuperset(map(type, tensors)):
             return None
-        if list(map(arrays.form_of, tensors)) != known.forms:
+        # One by one: ten thousand new tuples at once would set off the collector of garbage.
+        if not all(map(operator.eq, map(arrays.form_of, tensors), known.forms)):
             return None
         found.leaves += known.leaves
         found.sources += tensors
-        found.places += [tensor.data_ptr() for tensor in tensors]
+        found.places += map(operator.methodcaller("data_ptr"), tensors)
         made = dict(zip(known.keys, known.references, strict=True))
         self._made.append((made, known))
         return made

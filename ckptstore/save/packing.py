@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckptstore.save.arena import PAGE_BYTES
-from ckptstore.save.cut import Piece
+from ckptstore.save.cut import Cut
 
 LARGE_BYTES = 1 << 20
 """From this size a piece begins at a page, so that the disk can take it from there (O_DIRECT)."""
@@ -27,7 +27,7 @@ class Unit:
         block, offset: where it lies.
     """
 
-    pieces: list[Piece]
+    pieces: list[Cut]
     nbytes: int
     device: Any
     block: int = 0
@@ -50,13 +50,13 @@ class Wave:
         """Of its pieces, without the CPU."""
         return {unit.device for unit in self.units if unit.device is not None}
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[Cut]:
         """All, in the order of the table: neighbours there are stored together."""
         pieces = [piece for unit in self.units for piece in unit.pieces]
         return sorted(pieces, key=operator.attrgetter("row"))
 
 
-def taken_bytes(pieces: Sequence[Piece]) -> int:
+def taken_bytes(pieces: Sequence[Cut]) -> int:
     """Bytes of memory that `pieces` take, without what stays unused at the ends of blocks."""
     small = large = 0
     for piece in pieces:
@@ -68,7 +68,7 @@ def taken_bytes(pieces: Sequence[Piece]) -> int:
     return _pages(small) + large
 
 
-def units_of(pieces: Sequence[Piece], block_bytes: int) -> list[Unit]:
+def units_of(pieces: Sequence[Cut], block_bytes: int) -> list[Unit]:
     """Groups small pieces; no unit is larger than a block if no piece is."""
     units: list[Unit] = []
     groups: dict[Any, Unit] = {}

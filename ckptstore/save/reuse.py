@@ -153,6 +153,10 @@ class ReuseIndex:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def knows_any(self, digests: Mapping[Digest, object]) -> bool:
+        """Whether one of them may be reused."""
+        return not self._rows.keys().isdisjoint(digests)
+
     def chunk(self, digest: Digest) -> Stored | None:
         """Where a chunk is, if its object is still as it should be."""
         found = self._found(digest)
@@ -212,9 +216,9 @@ class ReuseIndex:
         """
         used: dict[str, int] = {}
         total: dict[str, int] = {}
-        for digest, nbytes in wanted.items():
+        for digest in wanted.keys() & self._rows.keys():
             found = self._found(digest)
             if found is not None and found.in_pack:
-                used[found.key] = used.get(found.key, 0) + nbytes
+                used[found.key] = used.get(found.key, 0) + wanted[digest]
                 total[found.key] = found.object_bytes
         return {key for key, nbytes in used.items() if 2 * nbytes >= total[key]}

@@ -52,9 +52,9 @@ def save(tier: Tier, session: Session, request: SaveRequest, work: Work, bases: 
         phases.end("prepare")
         writer = write_chunks(tier, index, RANK, work)
         phases.end("write")
-        keys = writer.key_list()
+        keys = writer.places.key_list()
         assembly = Assembly(
-            flat.layout, flat.tree, writer.digests, writer.locations(keys), keys, flat.components
+            flat.layout, flat.tree, writer.digests, writer.places.locations(keys), keys, flat.components
         )
         tables = TableWriter(tier.backend, index, attempt, RANK, flat.layout.chunk_bytes)
         phases.note("capture" if work.in_background else "wait", work.captured_seconds)

@@ -16,8 +16,8 @@ def write_part(tier: Tier, rank: int, work: Work, index: ReuseIndex) -> Part:
     writer = write_chunks(tier, index, rank, work)
     tier.backend.sync()
     attempt, flat, share = work.attempt, work.flat, work.share
-    keys = writer.key_list()
-    locations = writer.locations(keys)
+    keys = writer.places.key_list()
+    locations = writer.places.locations(keys)
     state = np.where(share.duty, WRITTEN, np.where(share.compare, COMPARED, LEFT)).astype(np.uint8)
     return Part(
         rank=rank,

@@ -11,25 +11,11 @@ import logging
 import numpy as np
 
 from ckptstore.errors import CkptstoreError
-from ckptstore.model.layout import Layout
 from ckptstore.save.cut import Bools
 from ckptstore.save.work import Work
 from ckptstore.tier.contents import Contents
 
 log = logging.getLogger("ckptstore")
-
-_MODEL = "model"
-
-
-def guessed(layout: Layout) -> Bools:
-    """bool, (tensors,): what is probably trained, where nothing tells: real and complex numbers of the model.
-
-    Of all components, if none is called "model".
-    """
-    heads = layout.heads
-    floats = np.array([dtype.name.startswith(("float", "bfloat", "complex")) for dtype in heads.dtypes], bool)
-    of_model = np.array([component == _MODEL for component in heads.components], bool)
-    return floats & of_model if of_model.any() else floats
 
 
 def warn_if_stale(saved: Contents, base: Contents | None, trainable: Bools | None, work: Work) -> None:
@@ -47,7 +33,9 @@ def warn_if_stale(saved: Contents, base: Contents | None, trainable: Bools | Non
         layout = saved.layout
         if base.record.tables["layout"].digest != record.tables["layout"].digest:
             return
-        chosen = guessed(layout) if trainable is None or len(trainable) != len(layout.heads) else trainable
+        chosen = trainable
+        if chosen is None or len(chosen) != len(layout.heads):
+            chosen = layout.heads.probably_trained
         rows = np.repeat(chosen, np.diff(layout.chunks.first))
         if not rows.any() or (saved.digests.array[rows] != base.digests.array[rows]).any():
             return

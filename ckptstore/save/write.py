@@ -11,20 +11,19 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 import blake3
-import numpy as np
 
 from ckptstore.backend import Backend
 from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
 from ckptstore.model.layout import Layout
-from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
 from ckptstore.pool import Budget, Pool, cores, default_threads
-from ckptstore.save.cut import Piece
+from ckptstore.save.cut import Bundle, Cut, Piece
 from ckptstore.save.lane import step_back
+from ckptstore.save.limits import Limits
+from ckptstore.save.places import Places
 from ckptstore.save.reuse import ReuseIndex, Stored
 from ckptstore.save.work import Progress, Work
 from ckptstore.tier.tier import Tier
 
-_by_component = operator.attrgetter("component")
 _by_size = operator.attrgetter("nbytes")
 
 _HASH_BATCH_BYTES = 4 << 20
@@ -34,19 +33,6 @@ _AHEAD = 4
 
 _FETCH_BYTES = 64 << 20
 """What lazy arrays may hold fetched at once, over all threads (or one chunk or pack, if that is more)."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
-    """Where small ends: chunks under `pack_below_bytes` go into packs of up to `pack_bytes`."""
-
-    pack_below_bytes: int
-    pack_bytes: int
-
-    @classmethod
-    def of(cls, chunk_bytes: int) -> Limits:
-        """For a store's chunk size; 4 and 64 MiB at the default of 16 MiB (measured: docs/design)."""
-        return cls(min(4 << 20, max(chunk_bytes // 4, 1)), min(64 << 20, chunk_bytes * 4))
 
 
 def write_chunks(tier: Tier, index: ReuseIndex, rank: int, work: Work) -> Writer:
@@ -71,12 +57,53 @@ def write_chunks(tier: Tier, index: ReuseIndex, rank: int, work: Work) -> Writer
     return writer
 
 
+@dataclasses.dataclass(slots=True)
+class _Chunks:
+    """Small chunks of one component, side by side: columns, for there may be very many of them.
+
+    Attributes:
+        cuts: what holds them, and perhaps more.
+        chosen: which of all that `cuts` hold they are; None: all.
+    """
+
+    rows: list[int] = dataclasses.field(default_factory=list)
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    cuts: list[Cut] = dataclasses.field(default_factory=list)
+    chosen: Sequence[int] | None = None
+
+    def add(self, piece: Cut) -> None:
+        if isinstance(piece, Bundle):
+            self.rows += range(piece.row, piece.row + len(piece.sizes))
+            self.sizes += piece.sizes
+        else:
+            self.rows.append(piece.row)
+            self.sizes.append(piece.nbytes)
+        self.cuts.append(piece)
+
+    def only(self, numbers: Sequence[int]) -> _Chunks:
+        """Some of them."""
+        chosen = numbers if self.chosen is None else [self.chosen[i] for i in numbers]
+        return _Chunks([self.rows[i] for i in numbers], [self.sizes[i] for i in numbers], self.cuts, chosen)
+
+    def parts(self) -> Sequence[Cut | memoryview]:
+        """What holds their bytes, and nothing else."""
+        if self.chosen is None:
+            return self.cuts
+        parts: list[Cut | memoryview] = []
+        for piece in self.cuts:
+            parts += piece.parts() if isinstance(piece, Bundle) else (piece,)
+        return [parts[i] for i in self.chosen]
+
+
 class Writer:
     """Writes the chunks that one rank of one attempt has to write.
 
-    After :meth:`write`, every piece has a digest and, unless it is only compared, a location; every object
-    named there was put (not yet synced) or was found reusable. After an error, objects of this attempt may
-    be left behind: they are garbage that nothing names.
+    After an error, objects of this attempt may be left behind: they are garbage that nothing names.
+
+    Attributes:
+        digests: of each chunk that has been written or compared.
+        places: of each chunk that has been written; every object named there was put (not yet synced) or was
+            found reusable.
     """
 
     def __init__(
@@ -98,33 +125,35 @@ class Writer:
         self._limits = Limits.of(layout.chunk_bytes)
         count = len(layout.chunks)
         self.digests: list[Digest] = [Digest(b"")] * count
-        self._stored: list[Stored | None] = [None] * count
+        self.places = Places(count)
         self._placed: dict[Digest, Stored] = {}
         self._lock = threading.Lock()
         self._fetching = Budget(_FETCH_BYTES)
 
-    def write(self, pieces: Iterable[Piece]) -> None:
+    def write(self, pieces: Iterable[Cut]) -> None:
         """Hashes what it must; puts what cannot be reused. Called once, or again with further pieces."""
-        small: list[Piece] = []
+        small: list[Cut] = []
         large: list[Piece] = []
-        compare: list[Piece] = []
+        compare: list[Cut] = []
         for piece in pieces:
             if piece.only_compare:
                 compare.append(piece)
+            elif isinstance(piece, Bundle) or piece.nbytes < self._limits.pack_below_bytes:
+                small.append(piece)
             else:
-                (small if piece.nbytes < self._limits.pack_below_bytes else large).append(piece)
+                large.append(piece)
         large.sort(key=_by_size, reverse=True)  # none of the long ones is left to the end
         # Below some tens of KiB a second thread costs more in handing over the GIL than it hashes.
-        tiny = [piece for piece in small if piece.nbytes < _TINY_BYTES]
-        others = [piece for piece in small if piece.nbytes >= _TINY_BYTES]
+        tiny = [piece for piece in small if isinstance(piece, Bundle) or piece.nbytes < _TINY_BYTES]
+        others = [piece for piece in small if isinstance(piece, Piece) and piece.nbytes >= _TINY_BYTES]
         batches = [tiny] * bool(tiny) + list(_batches(others, _HASH_BATCH_BYTES))
         left = itertools.count(len(batches) - 1, -1)  # its next() is atomic
 
-        def hash_small(batch: list[Piece]) -> None:
+        def hash_small(batch: list[Cut]) -> None:
             self._hash_batch(batch)
             if not next(left):
-                for pack in self._packs(small):
-                    self._puts.submit(self._put_pack, pack)
+                for key, chunks in self._packs(small):
+                    self._puts.submit(self._put_pack, key, chunks)
 
         # The disk gets to write at once, and packs are known soon: a long one would be late as the last.
         for piece in large[:_AHEAD]:
@@ -137,7 +166,7 @@ class Writer:
             self._hashes.submit(self._hash_batch, batch)
         self._hashes.drain()
         self._puts.drain()
-        self._progress.add(sum(piece.nbytes for piece in (*small, *compare)))
+        self._progress.add(sum(map(_by_size, small)) + sum(map(_by_size, compare)))
 
     # --- large chunks, one object each --------------------------------------------------------
 
@@ -163,17 +192,16 @@ class Writer:
         """Finds where a chunk is or is to be; that place, if it must be put there now."""
         digest = digest_of(data)
         self.digests[piece.row] = digest
-        stored = self._index.chunk(digest)
-        new = stored is None or stored.in_pack
-        if new:
-            stored = Stored(chunk_key(digest, self._attempt, self._rank), len(data), 0, len(data))
+        found = self._index.chunk(digest)
+        if found is None or found.in_pack:
+            mine = Stored(chunk_key(digest, self._attempt, self._rank), len(data), 0, len(data))
             with self._lock:
                 # Equal content twice in one state: the first to come writes it.
-                first = self._placed.setdefault(digest, stored)
-            stored, new = first, first is stored
-        self._stored[piece.row] = stored
-        if new:
-            return stored
+                found = self._placed.setdefault(digest, mine)
+            if found is mine:
+                self.places.put(piece.row, mine)
+                return mine
+        self.places.put(piece.row, found)
         self._progress.add(piece.nbytes)
         return None
 
@@ -183,90 +211,83 @@ class Writer:
 
     # --- small chunks, in packs ---------------------------------------------------------------
 
-    def _hash_batch(self, batch: list[Piece]) -> None:
+    def _hash_batch(self, batch: list[Cut]) -> None:
         hasher, digests = blake3.blake3, self.digests
         for piece in batch:
-            digests[piece.row] = Digest(hasher(piece.data()).digest())
+            if isinstance(piece, Bundle):
+                found = [Digest(hasher(view).digest()) for view in piece.parts()]
+                digests[piece.row : piece.row + len(found)] = found
+            else:
+                digests[piece.row] = digest_of(piece.data())
 
-    def _packs(self, small: list[Piece]) -> Iterator[list[Piece]]:
+    def _packs(self, small: list[Cut]) -> Iterator[tuple[str, _Chunks]]:
         """Groups what must be written, per component in name order; locates the rest."""
-        wanted = {self.digests[piece.row]: piece.nbytes for piece in small}
+        components: dict[str, _Chunks] = {}
+        for piece in small:
+            components.setdefault(piece.component, _Chunks()).add(piece)
+        wanted: dict[Digest, int] = {}
+        for chunks in components.values():
+            wanted.update(zip(self._digests_of(chunks), chunks.sizes, strict=True))
         worthwhile = self._index.worthwhile_packs(wanted)
         seen: dict[Digest, int] = {}
         repeats: list[tuple[int, int]] = []
-        for _, group in itertools.groupby(sorted(small, key=_by_component), key=_by_component):
-            pack: list[Piece] = []
-            size = 0
-            for piece in group:
-                digest = self.digests[piece.row]
-                if digest in seen:
-                    repeats.append((piece.row, seen[digest]))
-                    continue
-                seen[digest] = piece.row
-                stored = self._index.chunk(digest)
-                if stored is not None and (not stored.in_pack or stored.key in worthwhile):
-                    self._stored[piece.row] = stored
-                    continue
-                if size + piece.nbytes > self._limits.pack_bytes and pack:
-                    yield self._locate(pack, size)
-                    pack, size = [], 0
-                pack.append(piece)
-                size += piece.nbytes
-            if pack:
-                yield self._locate(pack, size)
+        for _, chunks in sorted(components.items()):
+            new = self._new_ones(chunks, worthwhile, seen, repeats)
+            start = size = 0
+            if sum(new.sizes) > self._limits.pack_bytes:
+                for number, nbytes in enumerate(new.sizes):
+                    if size + nbytes > self._limits.pack_bytes and number > start:
+                        yield self._located(new.only(range(start, number)))
+                        start, size = number, 0
+                    size += nbytes
+            if new.rows:
+                yield self._located(new.only(range(start, len(new.rows))) if start else new)
         for row, original in repeats:
-            self._stored[row] = self._stored[original]
+            self.places.repeat(row, original)
 
-    def _locate(self, pack: list[Piece], size: int) -> list[Piece]:
-        digest = digest_of(b"".join(self.digests[piece.row] for piece in pack))
-        key = pack_key(digest, self._attempt, self._rank)
-        offset = 0
-        for piece in pack:
-            self._stored[piece.row] = Stored(key, size, offset, piece.nbytes)
-            offset += piece.nbytes
-        return pack
+    def _digests_of(self, chunks: _Chunks) -> list[Digest]:
+        return [self.digests[row] for row in chunks.rows]
 
-    def _put_pack(self, pack: list[Piece]) -> None:
-        stored = self._stored[pack[0].row]
-        assert stored is not None
-        with self._fetching.hold(_fetched_bytes(pack)):
-            buffers = [piece.data() for piece in pack]
-            if stored.object_bytes < len(pack) * _TINY_BYTES:  # joining them costs less than handling each
+    def _new_ones(
+        self, chunks: _Chunks, worthwhile: set[str], seen: dict[Digest, int], repeats: list[tuple[int, int]]
+    ) -> _Chunks:
+        """Those that must be written: not reused, and not equal to one of `seen`, which grows."""
+        digests = self._digests_of(chunks)
+        own = dict(zip(digests, chunks.rows, strict=True))
+        if len(own) == len(digests) and seen.keys().isdisjoint(own) and not self._index.knows_any(own):
+            seen.update(own)  # as after every update of all parameters, and much sooner done
+            return chunks
+        new: list[int] = []
+        for number, (row, digest) in enumerate(zip(chunks.rows, digests, strict=True)):
+            if digest in seen:
+                repeats.append((row, seen[digest]))
+                continue
+            seen[digest] = row
+            stored = self._index.chunk(digest)
+            if stored is not None and (not stored.in_pack or stored.key in worthwhile):
+                self.places.put(row, stored)
+            else:
+                new.append(number)
+        return chunks.only(new)
+
+    def _located(self, chunks: _Chunks) -> tuple[str, _Chunks]:
+        """What becomes a pack, and its key."""
+        key = pack_key(digest_of(b"".join(self._digests_of(chunks))), self._attempt, self._rank)
+        self.places.put_pack(chunks.rows, key, chunks.sizes)
+        return key, chunks
+
+    def _put_pack(self, key: str, chunks: _Chunks) -> None:
+        parts = chunks.parts()
+        fetched = [part.nbytes for part in parts if isinstance(part, Piece) and part.source is not None]
+        with self._fetching.hold(sum(fetched)):
+            buffers = [part if isinstance(part, memoryview) else part.data() for part in parts]
+            if sum(chunks.sizes) < len(buffers) * _TINY_BYTES:  # joining them costs less than handling each
                 buffers = [memoryview(b"".join(buffers))]
-            self._backend.put(stored.key, buffers)
-
-    # --- results ------------------------------------------------------------------------------
-
-    def key_list(self) -> KeyList:
-        """Every object that holds a chunk of this checkpoint."""
-        return KeyList.of({stored.key: stored.object_bytes for stored in self._stored if stored is not None})
-
-    def locations(self, keys: KeyList) -> Locations:
-        """The location table's rows; those of chunks left to others are zero."""
-        return locations_of(self._stored, keys)
+            self._backend.put(key, buffers)
 
 
-def locations_of(stored: Sequence[Stored | None], keys: KeyList) -> Locations:
-    """The location table's rows, one per chunk; those without a place are zero."""
-    row_of = {key: i for i, key in enumerate(keys.keys)}
-    nowhere = (0, 0, 0)
-    rows = [nowhere if s is None else (row_of[s.key], s.offset, s.length) for s in stored]
-    table = np.array(rows, np.int64).reshape(len(rows), 3)
-    return Locations(
-        np.ascontiguousarray(table[:, 0]),
-        np.ascontiguousarray(table[:, 1]),
-        np.ascontiguousarray(table[:, 2]),
-        np.full(len(rows), CODEC_RAW, np.uint8),
-    )
-
-
-def _fetched_bytes(pieces: Iterable[Piece]) -> int:
-    """Bytes that must be fetched to have them: those of lazy arrays."""
-    return sum(piece.nbytes for piece in pieces if piece.source is not None)
-
-
-def _batches(pieces: list[Piece], batch_bytes: int) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(pieces: Iterable[Cut], batch_bytes: int) -> Iterator[list[Cut]]:
+    batch: list[Cut] = []
     size = 0
     for piece in pieces:
         batch.append(piece)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptstore.save.capture import Waves
-from ckptstore.save.cut import Piece, Share, cut
+from ckptstore.save.cut import Bundle, Cut, Share, cut
 from ckptstore.save.flatten import FlatState, flatten_state
 
 CHUNK_BYTES = 256 << 10
@@ -16,13 +16,18 @@ def flat_of(state: Mapping[str, Any], chunk_bytes: int = CHUNK_BYTES) -> FlatSta
     return flatten_state(state, chunk_bytes)
 
 
-def pieces_of(state: Mapping[str, Any] | FlatState, chunk_bytes: int = CHUNK_BYTES) -> list[Piece]:
+def pieces_of(state: Mapping[str, Any] | FlatState, chunk_bytes: int = CHUNK_BYTES) -> list[Cut]:
     flat = state if isinstance(state, FlatState) else flat_of(state, chunk_bytes)
     return list(cut(flat.layout, flat.sources, Share.everything(flat.layout)))
 
 
-def bytes_of(pieces: Iterable[Piece]) -> dict[int, bytes]:
-    return {piece.row: bytes(piece.data()) for piece in pieces}
+def bytes_of(pieces: Iterable[Cut]) -> dict[int, bytes]:
+    """Row -> the bytes of that chunk."""
+    found: dict[int, bytes] = {}
+    for piece in pieces:
+        parts = piece.parts() if isinstance(piece, Bundle) else (piece.data(),)
+        found |= {piece.row + number: bytes(part) for number, part in enumerate(parts)}
+    return found
 
 
 def written(waves: Waves) -> dict[int, bytes]:
@@ -34,5 +39,5 @@ def written(waves: Waves) -> dict[int, bytes]:
     return found
 
 
-def rows(pieces: Sequence[Piece]) -> list[int]:
+def rows(pieces: Sequence[Cut]) -> list[int]:
     return [piece.row for piece in pieces]

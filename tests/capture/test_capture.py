@@ -16,6 +16,7 @@ from ckptstore.save import capture as capture_module
 from ckptstore.save import copying
 from ckptstore.save.arena import PAGE_BYTES, Arena
 from ckptstore.save.capture import Waves, begin, capture, room_for
+from ckptstore.save.cut import Piece
 from ckptstore.save.packing import LARGE_BYTES, taken_bytes, units_of, waves_of
 from tests.capture.made import bytes_of, pieces_of, written
 
@@ -327,8 +328,10 @@ def test_a_deferred_copy_that_fails_ends_the_save_and_not_the_wait() -> None:
     waves = Waves(arena)
     now = pieces_of({"m": {"a": np.ones(10)}})
     later = pieces_of({"m": {"lazy": _failing(10)}})
-    later[0].tensor = torch.ones(1)
-    later[0].view, later[0].source = memoryview(b"short"), None  # not the bytes that it says
+    failing = later[0]
+    assert isinstance(failing, Piece)
+    failing.tensor = torch.ones(1)
+    failing.view, failing.source = memoryview(b"short"), None  # not the bytes that it says
     capturing = begin(now, later, arena, waves)
     capturing.wait()
     with pytest.raises(SaveFailedError, match="could not be captured: ValueError"):

@@ -1,0 +1,70 @@
+"""Where the chunks of an attempt are: columns, for there may be very many of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckptstore.model.tables import CODEC_RAW, KeyList, Locations
+from ckptstore.save.reuse import Stored
+
+
+class Places:
+    """The places of chunks, by their row in the tables; several threads may fill it."""
+
+    def __init__(self, count: int) -> None:
+        """For so many chunks, all of them without a place."""
+        self._object = np.full(count, -1, np.int64)
+        self._offset = np.zeros(count, np.int64)
+        self._length = np.zeros(count, np.int64)
+        self._numbers: dict[str, int] = {}
+        self._sizes: list[int] = []  # of the objects, by number
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, stored: Sequence[Stored | None]) -> Places:
+        """From one place for each chunk; None for those without."""
+        places = cls(len(stored))
+        for row, place in enumerate(stored):
+            if place is not None:
+                places.put(row, place)
+        return places
+
+    def put(self, row: int, place: Stored) -> None:
+        """Of one chunk."""
+        self._offset[row], self._length[row] = place.offset, place.length
+        self._object[row] = self._number(place.key, place.object_bytes)
+
+    def put_pack(self, rows: Sequence[int], key: str, lengths: Sequence[int]) -> int:
+        """Of chunks that lie side by side and fill an object; returns its size in bytes."""
+        ends = np.cumsum(lengths)
+        nbytes = int(ends[-1])
+        self._offset[rows], self._length[rows] = ends - lengths, lengths
+        self._object[rows] = self._number(key, nbytes)
+        return nbytes
+
+    def repeat(self, row: int, original: int) -> None:
+        """Of a chunk that is equal to another."""
+        for column in (self._object, self._offset, self._length):
+            column[row] = column[original]
+
+    def _number(self, key: str, nbytes: int) -> int:
+        with self._lock:
+            number = self._numbers.setdefault(key, len(self._sizes))
+            if number == len(self._sizes):
+                self._sizes.append(nbytes)
+        return number
+
+    def key_list(self) -> KeyList:
+        """Every object that holds a chunk."""
+        return KeyList.of(dict(zip(self._numbers, self._sizes, strict=True)))
+
+    def locations(self, keys: KeyList) -> Locations:
+        """The location table's rows; those of chunks without a place are zero."""
+        row_of = {key: row for row, key in enumerate(keys.keys)}
+        rows = np.array([*(row_of[key] for key in self._numbers), 0], np.int64)  # the last one: nowhere
+        return Locations(
+            rows[self._object], self._offset, self._length, np.full(len(self._object), CODEC_RAW, np.uint8)
+        )
