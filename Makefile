@@ -15,7 +15,7 @@ TEST_PROCESSES ?= 4
 PYTEST_ARGS ?=
 
 # What `make bench` runs, and on which disk.
-BENCHMARKS ?= save_load blocked shapes overhead slowdown tiers
+BENCHMARKS ?= save_load blocked shapes overhead slowdown tiers gc
 BENCH_DIR ?= .
 BENCH_ARGS ?=
 

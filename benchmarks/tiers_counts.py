@@ -15,7 +15,7 @@ import ckptstore
 from benchmarks import states
 from benchmarks.s3_server import S3Server, Traffic, counted
 from benchmarks.tiers_places import COLD, RUN, change, change_share, save, two_tiers
-from ckptstore.replicate.copying import BUDGET_BYTES
+from ckptstore.replicate.copying import BUDGET_BYTES, OTHER_BYTES
 
 _MIB = 1 << 20
 _UNCHANGED = 0.99
@@ -166,7 +166,7 @@ class Memory:
 
     grown_bytes: int
     budget_bytes: int
-    """What is lent at once, and a third more that is kept."""
+    """What is lent and kept, and what threads and connections take besides."""
 
 
 def memory(server: S3Server, folder: Path, state: states.State) -> Memory:
@@ -177,7 +177,7 @@ def memory(server: S3Server, folder: Path, state: states.State) -> Memory:
             save(store, 1, state)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             grown = pool.submit(replicate_and_measure, str(toml)).result()
-    return Memory(grown, BUDGET_BYTES + BUDGET_BYTES // 3)
+    return Memory(grown, BUDGET_BYTES + OTHER_BYTES)
 
 
 def replicate_and_measure(toml: str) -> int:
@@ -185,7 +185,7 @@ def replicate_and_measure(toml: str) -> int:
     with ckptstore.open(toml) as store:
         store.refresh()
         cold = store.tier_named(COLD)
-        store.replication.debt(cold)
+        store.replication.to(cold).owing()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before = _status("VmRSS")
         store.replication.run([cold])

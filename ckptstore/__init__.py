@@ -17,6 +17,8 @@ from ckptstore._version import __version__
 if TYPE_CHECKING:
     from ckptstore.checkpoint import Checkpoint, RestoreReport
     from ckptstore.errors import CkptstoreError
+    from ckptstore.model.policies import Policy
+    from ckptstore.model.retention import Keep
     from ckptstore.model.targets import LOAD, Opaque, PerRankValues, TensorSpec
     from ckptstore.pending import PendingSave
     from ckptstore.run import Run
@@ -28,11 +30,13 @@ __all__ = [
     "LOAD",
     "Checkpoint",
     "CkptstoreError",
+    "Keep",
     "LocalShard",
     "Opaque",
     "PendingSave",
     "PerRank",
     "PerRankValues",
+    "Policy",
     "RestoreReport",
     "Run",
     "Store",
@@ -46,12 +50,14 @@ __all__ = [
 _HOMES = {
     "Checkpoint": "checkpoint",
     "CkptstoreError": "errors",
+    "Keep": "model.retention",
     "LOAD": "model.targets",
     "LocalShard": "shards",
     "Opaque": "model.targets",
     "PendingSave": "pending",
     "PerRank": "shards",
     "PerRankValues": "model.targets",
+    "Policy": "model.policies",
     "RestoreReport": "checkpoint",
     "Run": "run",
     "Store": "store",

@@ -7,17 +7,19 @@ are those of the tier's documents: at worst they are put into a private manifest
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import blake3
 import numpy as np
 
+from ckptstore.backend import ObjectInfo
 from ckptstore.errors import (
     BackendError,
     BusyError,
@@ -25,6 +27,7 @@ from ckptstore.errors import (
     DamageError,
     FormatTooNewError,
     NotFoundError,
+    ObjectNotFoundError,
     PermissionDeniedError,
 )
 from ckptstore.manifest import MAX_EXPANDED_BOXES, LayoutRows, Manifest, ManifestUnusable, TensorRows, place
@@ -35,6 +38,7 @@ from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, Note
 from ckptstore.save.commit import Saved
 from ckptstore.tier import commits, intents, layout, notes, runs
+from ckptstore.tier.asking import ask
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
 
@@ -64,6 +68,7 @@ class Catalog:
         self._manifest: Manifest | None = None
         self._own_lock = (os.getpid(), threading.RLock())
         self._noted: collections.deque[tuple[int, str, EpochDoc, Saved]] = collections.deque()
+        self._own: dict[tuple[str, str], set[str]] = {}  # (tier uuid, run key) -> attempts not listed yet
         self._unreadable: dict[tuple[str, str], dict[str, CkptstoreError]] = {}
 
     @property
@@ -159,7 +164,7 @@ class Catalog:
             except (ManifestUnusable, BusyError, BackendError) as error:
                 log.warning("a manifest in memory is used: %s", error.message)
                 self._manifest = self._prepared(Manifest.open(None, store_uuid=self._tier.marker.store_uuid))
-                self.refresh()
+                self._refresh_here()
                 return question(self._manifest)
 
     # --- bringing it up to date ---------------------------------------------------------------
@@ -167,13 +172,24 @@ class Catalog:
     def refresh(self, run_key: str | None = None) -> None:
         """Puts in what is new in the tier: one run's, or everything.
 
+        A colder tier that stays silent is waited for only so long (:func:`ckptstore.tier.asking.ask`).
+
         Raises:
             BackendError, StoreNotFoundError: the tier does not answer.
         """
+        self._refresh_all(run_key, lambda tier, call: ask(tier.backend, tier.name, call))
+
+    def _refresh_here(self) -> None:
+        """As :meth:`refresh`, on this thread alone, which may hold the lock."""
+        self._refresh_all(None, lambda _, call: call())
+
+    def _refresh_all(
+        self, run_key: str | None, ask_colder: Callable[[Tier, Callable[[], None]], None]
+    ) -> None:
         self._refresh_tier(self._tier, run_key)
         for tier in self._tiers[1:]:
             try:
-                self._refresh_tier(tier, run_key)
+                ask_colder(tier, functools.partial(self._refresh_tier, tier, run_key))
             except BackendError as error:
                 level = logging.DEBUG if tier.uuid in self._silent else logging.WARNING
                 self._silent.add(tier.uuid)
@@ -181,12 +197,16 @@ class Catalog:
             else:
                 self._silent.discard(tier.uuid)
 
+    @property
+    def silent(self) -> list[str]:
+        """Names of the tiers that did not answer when they were asked last."""
+        return [tier.name for tier in self._tiers if tier.uuid in self._silent]
+
     def _refresh_tier(self, tier: Tier, run_key: str | None) -> None:
         for key in self._run_keys(tier) if run_key is None else [run_key]:
             try:
-                with self._lock:
-                    self.catch_up()
-                    self._refresh_run(tier, key)
+                self.catch_up()
+                self._refresh_run(tier, key)
             except DamageError as error:
                 if run_key is not None:
                     raise
@@ -222,7 +242,7 @@ class Catalog:
         with self._lock:
             self._write(lambda manifest: manifest.clear())
             self._prepared(self.manifest)
-            self.refresh()
+            self._refresh_here()
 
     def _refresh_run(self, tier: Tier, run_key: str) -> None:
         news = self._news(tier, run_key)
@@ -233,7 +253,8 @@ class Catalog:
             with manifest.transaction():
                 news(manifest)
 
-        self._write(put)
+        with self._lock:  # and not while it reads: what a save has to say need not wait for a slow tier
+            self._write(put)
 
     def _write(self, put: Callable[[Manifest], None]) -> None:
         """Writes, into a private copy if the file may not be written."""
@@ -247,12 +268,12 @@ class Catalog:
                 self._manifest = self._prepared(self.manifest.copy_to_memory())
             except CkptstoreError:
                 self._manifest = self._prepared(Manifest.open(None, store_uuid=self._tier.marker.store_uuid))
-                self.refresh()
+                self._refresh_here()
             put(self._manifest)
         except ManifestUnusable as error:
             log.warning("the manifest is opened again: %s", error.message)
             self.close()
-            self.refresh()
+            self._refresh_here()
 
     def _news(self, tier: Tier, run_key: str) -> Callable[[Manifest], None] | None:
         """What is in a tier and not in the manifest, read; None when there is nothing."""
@@ -266,7 +287,8 @@ class Catalog:
         records: list[tuple[CommitRecord, LayoutRows, TensorRows, int]] = []
         ends: list[CommitEnd] = []
         unreadable: dict[str, CkptstoreError] = {}
-        for attempt, info in commits.list_commits(tier, run_key, known):
+        there = commits.list_commits(tier, run_key, known)
+        for attempt, info in itertools.chain(there, self._not_listed(tier, run_key, listed)):
             listed.add(attempt)
             if info.size_bytes == sizes.get(attempt):
                 continue
@@ -284,7 +306,7 @@ class Catalog:
                 records.append((found, *self._rows(tier, found), info.size_bytes))
         self._unreadable[uuid, run_key] = unreadable
         vanished = [attempt for attempt in known if attempt not in listed or attempt in unreadable]
-        epochs = self._new_epochs(tier, run_key)
+        epochs = self._new_epochs(tier, run_key, {record.epoch for record, *_ in records})
         new_notes, gone_notes = self._new_notes(tier, run_key)
         dooms = {layout.stem(info.key) for info in tier.listing(layout.doom_prefix(run_key))}
         old_dooms = self.ask(lambda m: m.known_dooms(uuid, run_key))
@@ -320,10 +342,29 @@ class Catalog:
 
         return put
 
-    def _new_epochs(self, tier: Tier, run_key: str) -> list[EpochDoc]:
+    def _not_listed(
+        self, tier: Tier, run_key: str, listed: Container[str]
+    ) -> Iterator[tuple[str, ObjectInfo]]:
+        """What this process has committed and a listing that lags behind does not show.
+
+        Args:
+            listed: what it showed, when this is first asked for anything.
+        """
+        own = self._own.get((tier.uuid, run_key), set())
+        for attempt in sorted(own):
+            if attempt not in listed:
+                try:
+                    yield attempt, tier.backend.head(layout.commit_key(run_key, attempt))
+                    continue
+                except ObjectNotFoundError:
+                    log.info("the record of %s is gone from %s", attempt, tier.url)
+            own.discard(attempt)
+
+    def _new_epochs(self, tier: Tier, run_key: str, wanted: Iterable[int]) -> list[EpochDoc]:
+        """Sessions that are new: those listed and, as a listing may lag behind, those of new records."""
         known = self.ask(lambda m: m.known_epochs(run_key))
         found = []
-        for number in runs.epoch_numbers(tier, run_key):
+        for number in sorted({*runs.epoch_numbers(tier, run_key), *wanted}):
             if number in known:
                 continue
             try:
@@ -373,6 +414,11 @@ class Catalog:
     def note_saved(self, run_key: str, epoch: EpochDoc, saved: Saved) -> None:
         """Remembers a checkpoint that this process committed, for whoever asks next, or :meth:`catch_up`."""
         self._noted.append((os.getpid(), run_key, epoch, saved))
+
+    def note_committed(self, tier: Tier, run_key: str, attempt: str) -> None:
+        """Remembers that a record is in a tier: until a listing shows it there, it is asked for by name."""
+        with self._lock:
+            self._own.setdefault((tier.uuid, run_key), set()).add(attempt)
 
     def catch_up(self) -> None:
         """Puts in what was remembered; failing is harmless, it is read later."""

@@ -216,7 +216,7 @@ class Checkpoint:
         return self._store.copies_of(run_key_of(self.run), self._entry)
 
     def wait_replicated(self, tier: str | None = None, timeout: float | None = None) -> None:
-        """Waits until this process has copied it to a tier, or to all that require it.
+        """Waits until it is copied to a tier, or to all that require it: by this process, or by rank 0.
 
         Args:
             tier: the tier's name.
@@ -233,7 +233,8 @@ class Checkpoint:
         if wanted is not None and wanted.uuid in {uuid for uuid, _ in self._entry.copies}:
             return
         what = f"run {self.run!r} step {self.step}"
-        store.replication.wait_for(self.id, wanted, timeout, what)
+        rank, _ = self._place or place_in_torch()
+        store.replication.wait_for(self.id, wanted, timeout, what, run=self.run, copies=rank == 0)
 
     def contents_in(self, tier: Tier) -> Contents | None:
         """What its copy in one tier holds; None where there is none."""

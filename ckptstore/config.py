@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import os
 import re
 import tomllib
@@ -13,6 +14,7 @@ from typing import Any
 from ckptstore.backend import split_scheme
 from ckptstore.errors import StoreNotFoundError, UsageError
 from ckptstore.model.byte_sizes import bytes_of
+from ckptstore.model.policies import Policy
 from ckptstore.model.retention import Keep
 from ckptstore.tier.tier import MAIN, REQUIREMENTS, UNLIMITED, Limits, Requirement
 
@@ -54,6 +56,25 @@ class TierConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FilePolicies:
+    """What a ``ckptstore.toml`` says is to be kept.
+
+    Attributes:
+        path: of the file.
+        default: ``[retention]``, and ``[tiers.retention]`` of each tier; None when it has neither.
+        runs: ``[runs."PATTERN".retention]``, in the file's order.
+    """
+
+    path: str
+    default: Policy | None = None
+    runs: tuple[tuple[str, Policy], ...] = ()
+
+    def of_run(self, run: str) -> Policy | None:
+        """What the first pattern that fits a run's name says; None when none fits."""
+        return next((policy for pattern, policy in self.runs if fnmatch.fnmatchcase(run, pattern)), None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StoreConfig:
     """What a location says.
 
@@ -61,10 +82,12 @@ class StoreConfig:
         tiers: hottest first.
         store_uuid: the store that must be there, if the file names one: the missing-mount rule then holds
             across restarts too.
+        policies: what is to be kept; None when the location is no file, which could say so.
     """
 
     tiers: tuple[TierConfig, ...]
     store_uuid: str | None = None
+    policies: FilePolicies | None = None
 
 
 def resolve(location: str | os.PathLike[str]) -> StoreConfig:
@@ -102,9 +125,12 @@ def _read(path: Path) -> StoreConfig:
         raise StoreNotFoundError(f"there is no file {path}", hint="`ckptstore init` makes a store") from error
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    unknown = sorted(set(body) - {"tiers", "store_uuid"})
+    unknown = sorted(set(body) - {"tiers", "store_uuid", "retention", "runs"})
     if unknown:
-        raise UsageError(f"{path}: unknown key {unknown[0]!r}", hint="known keys: store_uuid, [[tiers]]")
+        raise UsageError(
+            f"{path}: unknown key {unknown[0]!r}",
+            hint='known keys: store_uuid, [[tiers]], [retention], [runs."PATTERN".retention]',
+        )
     tiers = body.get("tiers")
     if not isinstance(tiers, list) or not tiers:
         raise UsageError(f"{path}: it names no tier", hint='add [[tiers]] with url = "..."')
@@ -119,7 +145,7 @@ def _read(path: Path) -> StoreConfig:
             raise UsageError(
                 f"{path}: two tiers have the {kind} {twice!r}", hint=f"give each [[tiers]] its own {kind}"
             )
-    return StoreConfig(found, store_uuid)
+    return StoreConfig(found, store_uuid, _policies(body, found, path))
 
 
 def _tier(item: Any, number: int, path: Path) -> TierConfig:
@@ -160,6 +186,45 @@ def _tier(item: Any, number: int, path: Path) -> TierConfig:
         except UsageError as error:
             raise UsageError(f"{path}: [tiers.retention]: {error.message}", hint=error.hint) from error
     return TierConfig(url, item.get("options", {}), name, requirement, _limits(item, path), retention)
+
+
+def _policies(body: Mapping[str, Any], tiers: tuple[TierConfig, ...], path: Path) -> FilePolicies:
+    default = _policy(body.get("retention"), f"{path}: [retention]")
+    of_tiers = {tier.name: tier.retention for tier in tiers if tier.retention is not None}
+    for name, keep in of_tiers.items():
+        if default is not None and default.tiers.get(name, keep) != keep:
+            raise UsageError(
+                f"{path}: [retention.tiers.{name}] and the [tiers.retention] of tier {name!r} differ",
+                hint="leave one of them out",
+            )
+    if of_tiers:
+        before = default or Policy(tiers=of_tiers)
+        default = Policy(before.keep, before.components, {**before.tiers, **of_tiers})
+    runs = body.get("runs", {})
+    if not isinstance(runs, dict) or not all(isinstance(table, dict) for table in runs.values()):
+        raise UsageError(f"{path}: 'runs' must hold tables", hint='write [runs."llama-*".retention]')
+    found = []
+    for pattern, table in runs.items():
+        unknown = sorted(set(table) - {"retention"})
+        if unknown:
+            raise UsageError(
+                f"{path}: unknown key {unknown[0]!r} in [runs.{pattern!r}]", hint="it has retention"
+            )
+        policy = _policy(table.get("retention"), f"{path}: [runs.{pattern!r}.retention]")
+        if policy is not None:
+            found.append((pattern, policy))
+    return FilePolicies(str(path), default, tuple(found))
+
+
+def _policy(table: object, what: str) -> Policy | None:
+    if table is None or table == {}:
+        return None
+    if not isinstance(table, dict):
+        raise UsageError(f"{what} must be a table", hint="for instance: last = 3")
+    try:
+        return Policy.from_map(table)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
 
 
 def _limits(item: Mapping[str, Any], path: Path) -> Limits:

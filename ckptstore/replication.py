@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 
-from ckptstore.errors import ConflictError, DeadlineError, SaveFailedError, UsageError
+from ckptstore.errors import (
+    ConflictError,
+    DamageError,
+    DeadlineError,
+    FormatTooNewError,
+    SaveFailedError,
+    UsageError,
+)
 from ckptstore.model.history import Entry
 from ckptstore.model.retention import Candidate, decide
 from ckptstore.replicate import fetch as fetching
 from ckptstore.replicate import repair as repairing
 from ckptstore.replicate.copying import Copied
 from ckptstore.replicate.debt import Wanted
-from ckptstore.replicate.replicator import Replicator
-from ckptstore.replicate.rounds import Report, Source
+from ckptstore.replicate.replicator import STOP_SECONDS, Replicator
+from ckptstore.replicate.reports import Report
+from ckptstore.replicate.source import Source
 from ckptstore.save.work import Progress
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
 
-def _wanted(tier: Tier) -> Wanted | None:
-    """What the tier's own retention keeps of a run; None where it keeps all."""
-    policy = tier.retention
+def wanted_in(source: Source, tier: Tier, run: str) -> Wanted | None:
+    """What retention keeps of a run in a tier; None where it keeps all."""
+    try:
+        policy = source.keep_in(tier, run)
+    except (DamageError, FormatTooNewError) as error:
+        log.error("all of run %r is copied: %s", run, error.message)
+        return None
     if policy is None:
         return None
 
@@ -38,21 +51,6 @@ def _wanted(tier: Tier) -> Wanted | None:
         }
 
     return wanted
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Debt:
-    """What one tier is owed.
-
-    Attributes:
-        checkpoints: how many are to be copied.
-        oldest_at: when the longest owed one was committed, seconds since the epoch; None without debt.
-        passed_over: how many are not copied, by reason (superseded, damaged, invalid).
-    """
-
-    checkpoints: int
-    oldest_at: float | None
-    passed_over: int
 
 
 class Replication:
@@ -83,13 +81,20 @@ class Replication:
             if self._pid != os.getpid():
                 self._pid, self._replicators = os.getpid(), {}
             if tier.uuid not in self._replicators:
-                self._replicators[tier.uuid] = Replicator(self._source, tier, wanted=_wanted(tier))
+                self._replicators[tier.uuid] = Replicator(
+                    self._source, tier, wanted=functools.partial(wanted_in, self._source, tier)
+                )
             return self._replicators[tier.uuid]
 
     @property
     def required(self) -> list[Tier]:
         """The tiers that checkpoints must reach, hottest first."""
         return [tier for tier in self._source.tiers[1:] if tier.requirement != "manual"]
+
+    @property
+    def must_reach(self) -> bool:
+        """Whether a save counts only when it is in further tiers, too."""
+        return any(tier.requirement == "commit" for tier in self.required)
 
     # --- by hand --------------------------------------------------------------------------------
 
@@ -100,13 +105,6 @@ class Replication:
             BackendError: a tier does not answer.
         """
         return [self.to(tier).run_once(run) for tier in to or self.required]
-
-    def debt(self, tier: Tier) -> Debt:
-        """What a tier is owed now, by the records of all tiers."""
-        owing = [owed for _, _, owed in self.to(tier).owing()]
-        due = [owed for owed in owing if not owed.why]
-        oldest = min((owed.entry.created_at for owed in due), default=None)
-        return Debt(len(due), oldest, len(owing) - len(due))
 
     def fetch(self, run_key: str, entry: Entry, progress: Progress | None = None) -> Copied | None:
         """Copies a checkpoint to the first tier; see :func:`ckptstore.replicate.fetch.fetch`."""
@@ -127,19 +125,23 @@ class Replication:
 
     # --- while a training goes on ---------------------------------------------------------------
 
-    def committed(self) -> None:
-        """A checkpoint was committed: copying begins in the background."""
+    def committed(self, run: str) -> None:
+        """A checkpoint of a run was committed: copying begins in the background."""
         for tier in self.required:
-            self.to(tier).wake()
+            self.to(tier).wake(run)
 
-    def wait_required(self, checkpoint: str, what: str, seconds: float) -> None:
+    def wait_required(self, checkpoint: str, what: str, seconds: float, *, run: str | None = None) -> None:
         """Waits until a checkpoint is in every tier that a save must reach to count as committed.
 
+        Args:
+            run: whose it is; None looks through all.
+
         Raises:
-            SaveFailedError: it is not in `seconds`; it stays owed, and restorable from the first tier.
+            SaveFailedError: it is not in `seconds` in all; it stays owed, and restorable from the first tier.
         """
+        left = _left(seconds)
         for tier in self.required:
-            if tier.requirement == "commit" and not self.to(tier).wait_for(checkpoint, seconds):
+            if tier.requirement == "commit" and not self.to(tier).wait_for(checkpoint, left(), run=run):
                 owed = self.to(tier).passed_over(checkpoint)
                 if owed is not None and not owed.is_damaged:
                     log.warning("%s is not copied to tier %s: %s", what, tier.name, owed.why)
@@ -151,14 +153,29 @@ class Replication:
                     hint="copying goes on; `ckptstore status` shows what is owed",
                 )
 
-    def wait_for(self, checkpoint: str, tier: Tier | None, timeout: float | None, what: str) -> None:
+    def wait_for(
+        self,
+        checkpoint: str,
+        tier: Tier | None,
+        timeout: float | None,
+        what: str,
+        *,
+        run: str | None = None,
+        copies: bool = True,
+    ) -> None:
         """Waits until a checkpoint is in a tier, or in all that require it.
+
+        Args:
+            timeout: seconds in all; None waits without end.
+            run: whose it is; None looks through all.
+            copies: this process does; of several ranks only rank 0.
 
         Raises:
             DeadlineError: not in `timeout` seconds; copying goes on.
             ConflictError: nothing copies it there, or it is passed over.
         """
         wanted = self.required if tier is None else [tier]
+        left = _left(timeout)
         for each in wanted:
             if each.requirement == "manual":
                 raise ConflictError(
@@ -166,7 +183,8 @@ class Replication:
                     hint="`ckptstore replicate --to` copies by hand",
                 )
             replicator = self.to(each)
-            if not replicator.wait_for(checkpoint, timeout):
+            wait = replicator.wait_for if copies else replicator.watch_for
+            if not wait(checkpoint, left(), run=run):
                 owed = replicator.passed_over(checkpoint)
                 if owed is not None:
                     raise ConflictError(
@@ -180,21 +198,49 @@ class Replication:
                     hint="copying goes on",
                 )
 
-    def drain(self) -> bool:
-        """Waits until nothing is owed, or a tier fails; whether nothing is owed."""
+    def drain(self, timeout: float | None = None) -> bool:
+        """Waits until nothing is owed, or a tier fails; whether nothing is owed.
+
+        Args:
+            timeout: seconds, for all tiers together; without it as long as something moves, see
+                :meth:`ckptstore.replicate.replicator.Replicator.drain`.
+        """
         if self._pid != os.getpid():
             return True
-        behind = [each for each in list(self._replicators.values()) if not each.drain()]
+        left = _left(timeout)
+        behind = [each for each in list(self._replicators.values()) if not each.drain(left())]
         for replicator in behind:
-            log.warning(
-                "tier %s is still owed checkpoints (%s): the next session or `ckptstore replicate` pays",
-                replicator.destination.name,
-                "not counted yet" if replicator.owed is None else replicator.owed,
-            )
+            self._say_owed(replicator, "is still owed")
         return not behind
 
-    def stop(self) -> None:
-        """Ends what runs in the background; what is owed stays owed."""
-        if self._pid == os.getpid():
-            for replicator in list(self._replicators.values()):
-                replicator.stop()
+    def stop(self, timeout: float | None = STOP_SECONDS) -> None:
+        """Ends what runs in the background; what is owed stays owed.
+
+        Args:
+            timeout: seconds, for all tiers together; None waits without end. What has not ended by then is
+                left to itself: it ends with the process, and a later call copies with a thread of its own.
+        """
+        if self._pid != os.getpid():
+            return
+        left = _left(timeout)
+        for uuid, replicator in list(self._replicators.items()):
+            if not replicator.stop(left()):
+                self._say_owed(replicator, "does not answer, a copy to it is broken off; it is owed")
+                with self._lock:
+                    self._replicators.pop(uuid, None)
+
+    def _say_owed(self, replicator: Replicator, what: str) -> None:
+        last = replicator.last_error
+        log.error(
+            "tier %s %s checkpoints (%s): the next session or `ckptstore replicate` pays%s",
+            replicator.destination.name,
+            what,
+            "not counted yet" if replicator.owed is None else replicator.owed,
+            "" if last is None else f"; last it said: {last.message}",
+        )
+
+
+def _left(timeout: float | None) -> Callable[[], float | None]:
+    """What is left of a time-out that begins now, in seconds; None of none."""
+    end = None if timeout is None else time.monotonic() + timeout
+    return lambda: None if end is None else max(0.0, end - time.monotonic())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,13 @@ from ckptstore.errors import (
     UsageError,
 )
 from ckptstore.events import save_event, save_line
+from ckptstore.load.select import Globs
 from ckptstore.model import history
-from ckptstore.model.ids import check_step
+from ckptstore.model.ids import Attempt, check_step
 from ckptstore.model.record import CommitRecord
 from ckptstore.pending import PendingSave
 from ckptstore.ranks import Ranks
+from ckptstore.run_average import AverageOptions, Integers, average
 from ckptstore.run_capture import Given, RunCapture
 from ckptstore.save.commit import Saved, SaveRequest
 from ckptstore.save.flatten import FlatState
@@ -82,6 +84,7 @@ class Run(RunCapture):
         bases: Iterable[Checkpoint] = (),
         allow_pickle: bool = False,
         origin: str = "save",
+        parents: Iterable[Checkpoint] = (),
         wait: bool = False,
     ) -> PendingSave:
         """Saves `state` as a checkpoint at `step`; every rank of the run calls it, and gets the same outcome.
@@ -101,6 +104,7 @@ class Run(RunCapture):
                 this session saved or resumed from is reused anyway.
             allow_pickle: pickle values of unknown types instead of refusing them.
             origin: where the state comes from: "save" for a training's own, "import" or "average".
+            parents: what it was made from, if not from the checkpoint that this run saved or restored last.
             wait: return when it is committed. Nothing is copied then, and an error is raised at once, unless
                 the run has ``on_error="warn"``.
 
@@ -121,7 +125,10 @@ class Run(RunCapture):
         started = self._tier.environment.monotonic()
         if origin not in ORIGINS:
             raise UsageError(f"origin must be one of {', '.join(ORIGINS)}, not {origin!r}")
-        given = Given(number, state, metrics, metadata, tuple(tags), tuple(bases), allow_pickle, origin)
+        made_from = tuple(parent.id for parent in parents)
+        given = Given(
+            number, state, metrics, metadata, tuple(tags), tuple(bases), allow_pickle, origin, made_from
+        )
         pending = PendingSave(self.name, number)
         try:
             self._begin(pending, given, wait=wait)
@@ -246,7 +253,7 @@ class Run(RunCapture):
         session, work, request = job.session, job.work, job.request
         record, seconds, failure = None, None, None
         try:
-            if self._resume_point is not None:
+            if self._resume_point is not None and not request.parents:
                 request = dataclasses.replace(request, parents=(self._resume_point.id,))
             bases = [session.base, *job.bases] if session.base is not None else job.bases
             if job.saver is None:
@@ -259,7 +266,13 @@ class Run(RunCapture):
             self._failed(job.pending, error)
             failure = error
         else:
-            self._finish(job.pending, session, saved, is_awaited=not work.in_background)
+            try:
+                self._finish(job.pending, session, saved, saver=job.saver, is_awaited=not work.in_background)
+            except BaseException as error:  # a fault of our own: nobody may wait for its word for ever
+                if job.pending.done:
+                    raise
+                self._failed(job.pending, error)
+                failure = error
         if work.has_doubts:
             self._trained = None
         blocked = work.captured_seconds + (0.0 if work.in_background else clock() - started)
@@ -268,26 +281,43 @@ class Run(RunCapture):
 
     def _saver_of(self, session: Session, ranks: Ranks) -> RankedSaver:
         if self._saver is None or self._saver.session is not session:
-            self._saver = RankedSaver(self._tier, session, ranks, self._options)
+            self._saver = RankedSaver(
+                self._tier,
+                session,
+                ranks,
+                self._options,
+                must_reach=self._store.replication.must_reach,
+            )
         return self._saver
 
     def _finish(
-        self, pending: PendingSave, session: Session, saved: Saved | CommitRecord, *, is_awaited: bool = False
+        self,
+        pending: PendingSave,
+        session: Session,
+        saved: Saved | CommitRecord,
+        *,
+        saver: RankedSaver | None = None,
+        is_awaited: bool = False,
     ) -> None:
         record = saved.record if isinstance(saved, Saved) else saved
         facts = history.derive(record.attempt, record.metrics, record.tags, (), doomed=False)
         checkpoint = self._checkpoint(history.entry_of(record, facts))
         self._resume_point = checkpoint
         self._failed_in_a_row = 0
+        self._store.note_committed(self._tier, self.key, record.attempt)
         if isinstance(saved, Saved):  # other ranks leave the manifest, and copying, to rank 0
             self._store.catalog.note_saved(self.key, session.epoch, saved)
-            self._store.replication.committed()
-            what = f"run {self.name!r} step {pending.step}"
-            try:
-                self._store.replication.wait_required(checkpoint.id, what, self._options.deadline_seconds)
-            except SaveFailedError as error:
-                self._failed(pending, error)
-                return
+            self._warn_of_metrics(record.step, record.metrics)
+            self._store.replication.committed(self.name)
+            if self._collects is None:
+                self._collects = self._store.collecting.is_wanted(self.name)
+            if self._collects:
+                self._store.collecting.committed(self.key)
+        try:
+            self._reach(checkpoint, saver)
+        except SaveFailedError as error:
+            self._failed(pending, error)
+            return
         if is_awaited:  # the checkpoint is there: training need not wait until the manifest says so
             pending.finish(record, checkpoint)
             self._lane.submit(self._store.catalog.catch_up)
@@ -296,6 +326,20 @@ class Run(RunCapture):
             self._store.catalog.catch_up()
         finally:
             pending.finish(record, checkpoint)
+
+    def _reach(self, checkpoint: Checkpoint, saver: RankedSaver | None) -> None:
+        """Waits until it is in every tier that a save must reach; of several ranks, rank 0's word counts."""
+        wait = functools.partial(
+            self._store.replication.wait_required,
+            checkpoint.id,
+            f"run {self.name!r} step {checkpoint.step}",
+            self._options.deadline_seconds,
+            run=self.name,
+        )
+        if saver is None:
+            wait()
+        else:
+            saver.reach(Attempt.parse(checkpoint.id), wait)
 
     def _failed(self, pending: PendingSave, error: BaseException) -> None:
         self._session_lost = self._session_lost or isinstance(error, SessionSupersededError)
@@ -362,6 +406,74 @@ class Run(RunCapture):
             return
         if self._session_ranks is self._ranks and not self._begins_anew:
             saver.cannot(session.next_attempt(step), SaveFailedError(TOLD_LATE))
+
+    def average(
+        self,
+        checkpoints: Iterable[int | str | Checkpoint],
+        *,
+        step: int,
+        weights: Sequence[float] | None = None,
+        normalize: bool = False,
+        only: Globs = None,
+        exclude: Globs = None,
+        integers: Integers = "newest",
+        metrics: Mapping[str, int | float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        tags: Iterable[str] = (),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Checkpoint:
+        """Saves the element-wise mean of several checkpoints as a checkpoint of this run; it streams.
+
+        Floating-point and complex tensors are summed in float64 (complex128), in the order given, and
+        rounded once, to their own dtype. Tensors that are equal in all, other dtypes and plain values come
+        from the newest of them. The checkpoint is like any other: its parents are those averaged, and its
+        metadata has an entry "average" with the weights.
+
+        Like every save this continues this run's session, or opens one: average into a run of its own,
+        unless a restart of the training is to go on from the mean.
+
+        Args:
+            checkpoints: two or more: steps, tags, ids of this run, or checkpoints of any run of the store.
+            step: of the new checkpoint.
+            weights: one positive number each, summing to 1 within 1e-6; equal ones unless given.
+            normalize: they may sum to anything, and are divided by that.
+            only, exclude: globs over stored names. What is not wanted is not in the new checkpoint; a list or
+                tuple is taken whole or not at all.
+            integers: "newest": integers and bools come from the newest; "refuse": it is an error if they
+                are not the same in all.
+            metrics, metadata, tags: as of :meth:`save`.
+            progress: told (bytes done, bytes in all), from several threads.
+
+        Returns:
+            The committed checkpoint.
+
+        Raises:
+            UsageError: an argument, or a run of several ranks.
+            NotFoundError: no such checkpoint, or nothing has such a name.
+            StateMismatchError: lists tensors that differ in name, dtype or shape; nothing was written.
+            UnsupportedValueError: names what has no mean, or cannot be carried over; nothing was written.
+            DamageError, SaveFailedError: nothing was committed.
+
+        Example:
+            >>> mean = store.run("gpt-mean").average([run[8000], run[9000]], step=9000, only="model")
+        """
+        if self._ranks.world_size > 1:
+            raise UsageError(
+                f"run {self.name!r} has {self._ranks.world_size} ranks; a mean is made by one process",
+                hint="store.run(name, rank=0, world_size=1).average(...)",
+            )
+        found = [self._to_average(which) for which in checkpoints]
+        options = AverageOptions(
+            weights, normalize, only, exclude, integers, metrics, metadata, tags, progress
+        )
+        return average(self, found, check_step(step), options)
+
+    def _to_average(self, which: int | str | Checkpoint) -> Checkpoint:
+        if not isinstance(which, Checkpoint):
+            return self.find(which)
+        if which.tier.marker.store_uuid != self._store.uuid:
+            raise UsageError(f"{which!r} is of another store", hint="export it there, and import it here")
+        return which
 
     # --- going elsewhere ----------------------------------------------------------------------
 
@@ -435,10 +547,17 @@ class Run(RunCapture):
 
     # --- the end ------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Waits for the saves under way; raises what failed and was not told yet. Frees capture memory."""
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for the saves under way; raises what failed and was not told yet. Frees capture memory.
+
+        Args:
+            timeout: seconds for copies to other tiers; without it they are waited for as long as something
+                moves. What is owed then is said in the log, and is copied by the next session. Collecting in
+                the background is waited for half a minute at most.
+        """
         self.wait()
-        self._store.replication.drain()
+        self._store.replication.drain(timeout)
+        self._store.collecting.drain(timeout)
         if self._own_gate is not None:
             self._own_gate.close()
             self._own_gate = None

@@ -10,14 +10,14 @@ from ckptstore.model import advice as advising
 from ckptstore.model.advice import Advice, Failures, SaveFacts
 from ckptstore.model.durations import seconds_of
 from ckptstore.model.interval import mtbf_of
-from ckptstore.run_notes import RunNotes
+from ckptstore.run_retention import RunRetention
 
 Duration = str | int | float
 
 _DAY = 86400.0
 
 
-class RunAdvice(RunNotes):
+class RunAdvice(RunRetention):
     """Interval advice. Needs no session and changes nothing: a training that goes on is not disturbed."""
 
     def advise(

@@ -49,6 +49,7 @@ class Given:
     bases: tuple[Checkpoint, ...]
     allow_pickle: bool
     origin: str
+    parents: tuple[str, ...] = ()
 
 
 _LOOKS = 2
@@ -186,6 +187,7 @@ class RunCapture(RunSessions):
             metrics=check_metrics(given.metrics or {}),
             metadata=plain,
             tags=tuple(sorted({refs.check_tag(tag) for tag in given.tags})),
+            parents=given.parents,
             origin=given.origin,
             not_captured=not_captured,
         )

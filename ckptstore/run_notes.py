@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptstore import refs
 from ckptstore.arguments import check_metrics
 from ckptstore.checkpoint import Checkpoint
-from ckptstore.errors import BackendError, ConflictError, NotFoundError, UsageError, WrongStoreError
+from ckptstore.errors import (
+    BackendError,
+    CkptstoreError,
+    ConflictError,
+    NotFoundError,
+    UsageError,
+    WrongStoreError,
+)
 from ckptstore.model.ids import Attempt
-from ckptstore.model.record import NoteKind
+from ckptstore.model.record import Note, NoteKind
 from ckptstore.run_view import RunView
 from ckptstore.tier import intents, layout, notes
+from ckptstore.tier.asking import ask
 from ckptstore.tier.intents import Intent
+from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
@@ -84,8 +94,9 @@ class RunNotes(RunView):
             if copy.tier.uuid == checkpoint.tier.uuid:
                 continue
             try:
-                copy.tier.check_marker()
-                notes.put_note(copy.tier, self.key, note)
+                ask(
+                    copy.tier.backend, copy.tier.name, functools.partial(_put_note, copy.tier, self.key, note)
+                )
             except (BackendError, WrongStoreError) as error:
                 log.warning(
                     "tier %s does not know that step %d was given %r: replication brings it: %s",
@@ -102,34 +113,72 @@ class RunNotes(RunView):
 
         Returns:
             The pin's id.
+
+        Raises:
+            ConflictError: it is already being deleted.
+            BackendError, WrongStoreError: a tier does not answer. No tier has the pin then, or the error
+                names those in which it may be left.
         """
         checkpoint = self.find(which)
         attempt = str(Attempt(self._tier.environment.new_ulid(), checkpoint.step, 1))
-        intents_made = []
-        for copy in checkpoint.copies:
-            pin = (self.key, copy.attempt)
-            copy.tier.check_marker()
-            intents_made.append(Intent.announce(copy.tier, "pin", attempt, self.name, [pin], reason))
-            if copy.tier.exists(layout.doom_key(*pin)):
-                for intent in intents_made:
-                    intent.remove()
-                raise ConflictError(f"run {self.name!r} step {checkpoint.step} is already being deleted")
+        begun: list[Tier] = []
+        try:
+            # After a repair there may be two records of it in one tier.
+            for tier in dict.fromkeys(copy.tier for copy in checkpoint.copies):
+                tier.check_marker()
+                begun.append(tier)
+                pins = [(self.key, copy.attempt) for copy in checkpoint.copies if copy.tier is tier]
+                Intent.announce(tier, "pin", attempt, self.name, pins, reason)
+                if all(tier.exists(layout.doom_key(*pin)) for pin in pins):
+                    raise ConflictError(f"run {self.name!r} step {checkpoint.step} is already being deleted")
+        except BaseException as error:
+            left = self._take_back(attempt, begun)
+            if left and isinstance(error, CkptstoreError):
+                raise _pin_left(checkpoint, left, error.message) from error
+            raise
         return attempt
+
+    def _take_back(self, attempt: str, tiers: Iterable[Tier]) -> list[str]:
+        """Removes a pin; the tiers in which it may be left."""
+        left = []
+        for tier in tiers:
+            try:
+                intents.take_back(tier, attempt)
+            except CkptstoreError as error:
+                log.warning("pin %s may be left in tier %s: %s", attempt, tier.name, error.message)
+                left.append(tier.name)
+        return left
 
     def unpin(self, which: int | str | Checkpoint) -> int:
         """Takes all pins of a checkpoint back; returns how many there were.
 
         Raises:
             NotFoundError: it is not pinned.
+            BackendError: names the tiers in which a pin may be left.
         """
         checkpoint = self.find(which)
         found: set[str] = set()
+        left: list[str] = []
         for copy in checkpoint.copies:
             pin = (self.key, copy.attempt)
-            for document in intents.list_intents(copy.tier):
+            for document in list(intents.list_intents(copy.tier)):
                 if document.kind == "pin" and pin in document.pins:
-                    Intent(copy.tier, document).remove()
+                    left += self._take_back(document.attempt, [copy.tier])
                     found.add(document.attempt)
+        if left:
+            raise _pin_left(checkpoint, sorted(set(left)), "it could not be removed")
         if not found:
             raise NotFoundError(f"run {self.name!r} step {checkpoint.step} is not pinned")
         return len(found)
+
+
+def _pin_left(checkpoint: Checkpoint, tiers: Iterable[str], why: str) -> BackendError:
+    return BackendError(
+        f"run {checkpoint.run!r} step {checkpoint.step}: a pin may be left in tier {', '.join(tiers)}: {why}",
+        hint=f"`ckptstore unpin {checkpoint.id}` removes it",
+    )
+
+
+def _put_note(tier: Tier, run_key: str, note: Note) -> None:
+    tier.check_marker()
+    notes.put_note(tier, run_key, note)

@@ -32,7 +32,8 @@ class RunRanks(RunAdvice):
     def __init__(self, store: Store, name: str, options: RunOptions | None = None) -> None:
         super().__init__(store, name)
         options = options or RunOptions()
-        self._options, self._saving = options.ranks, options.saving
+        self._options, self._saving, self._retention = options.ranks, options.saving, options.retention
+        self._auto_gc = options.auto_gc
         self._found_ranks: Ranks | None = None
         self._found_in: tuple[int, int] | None = None
         self._peers: tuple[int, int] | None = None
@@ -41,7 +42,8 @@ class RunRanks(RunAdvice):
     def __reduce__(self) -> tuple[Any, ...]:
         # Opened anew where it is unpickled: a session belongs to one process. A group cannot travel.
         ranks = dataclasses.replace(self._options, process_group=None)
-        return (type(self), (self._store, self.name, RunOptions(ranks, self._saving)))
+        options = RunOptions(ranks, self._saving, self._retention, self._auto_gc)
+        return (type(self), (self._store, self.name, options))
 
     @property
     def _ranks(self) -> Ranks:
@@ -167,7 +169,7 @@ def unpack_entry(values: dict[str, Any]) -> Entry:
     """Back from :func:`pack_entry`."""
     facts = Facts(**{**values["facts"], "tags": tuple(values["facts"]["tags"])})
     copies = tuple((tier, attempt) for tier, attempt in values["copies"])
-    return Entry(**{**values, "facts": facts, "copies": copies})
+    return Entry(**{**values, "facts": facts, "trimmed": tuple(values["trimmed"]), "copies": copies})
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -261,7 +261,17 @@ class RunResume(RunRanks):
         return found, passed_over
 
     def _check_may_be_new(self, resume: Resume) -> None:
-        """That "there is nothing yet" is believable: after a restart an absent run is a mistake."""
+        """That "there is nothing yet" is believable.
+
+        After a restart an absent run is a mistake, and a tier that was not asked may have what others lack.
+        """
+        missing = sorted({*self._store.unreachable, *self._store.catalog.silent})
+        if missing and not self._saving.offline:
+            raise BackendError(
+                f"run {self.name!r} has no checkpoints where one can look, and may have some in tier "
+                f"{' and '.join(map(repr, missing))}, which is missing or does not answer",
+                hint="make it answer; or begin anew without it by store.run(..., offline=True)",
+            )
         restart = restart_variable(os.environ)
         if resume == "must" or (restart is not None and not self.exists):
             error = self._nothing("latest")

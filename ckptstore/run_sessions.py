@@ -32,6 +32,7 @@ class RunSessions(RunCadence):
         self._session_lost = False
         self._begins_anew = False
         self._came_late = False
+        self._collects: bool | None = None  # whether commits of this session collect; None: not asked yet
 
     def start(self, *, exclusive: bool = False) -> EpochDoc:
         """Opens a session now, instead of at the first save.
@@ -88,6 +89,7 @@ class RunSessions(RunCadence):
                 number = self._count_session()
                 key = f"{ranks.key}/{number}" if ranks.world_size > 1 else ""
                 epoch = self._open_epoch(resumed_from, key, rewound=rewound, exclusive=exclusive)
+                self._store.policies.opened(self.name, self._retention)
             else:
                 epoch = self._opened_epoch(ranks)
         except CkptstoreError:
@@ -97,6 +99,7 @@ class RunSessions(RunCadence):
         base: Contents | None = None if resumed_from is None else resumed_from.contents_in(self._tier)
         self._session, self._session_ranks = Session(self._tier, epoch, base), ranks
         self._resume_point, self._begins_anew = resumed_from, False
+        self._collects = None if self._auto_gc else False
         return self._session
 
     def _count_session(self) -> int:
@@ -128,12 +131,13 @@ class RunSessions(RunCadence):
                 rewound=rewound,
                 session_key=key,
                 exclusive=exclusive,
-                others=() if self._saving.offline else self._store.tiers[1:],
+                others=self._store.tiers[1:],
+                offline=self._saving.offline,
             )
         except CkptstoreError as error:
             if key:  # the others need not wait until the deadline
                 with contextlib.suppress(CkptstoreError):
-                    TierWords(self._tier, self.key, key).put("session", 0, error.message.encode()[:2000])
+                    TierWords(self._tier, self.key, key).put("session", 0, str(error).encode()[:2000])
             raise
 
     def _opened_epoch(self, ranks: Ranks) -> EpochDoc:

@@ -10,6 +10,7 @@ from ckptstore.backend import open_backend
 from ckptstore.config import StoreConfig, TierConfig
 from ckptstore.environment import Environment
 from ckptstore.errors import BackendError, CkptstoreError, ConflictError, StoreNotFoundError, WrongStoreError
+from ckptstore.tier.asking import ask
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES
 from ckptstore.tier.places import place_of, read_places, write_places
 from ckptstore.tier.retry import RetryingBackend
@@ -45,7 +46,7 @@ def open_tiers(config: StoreConfig, environment: Environment) -> Tiers:
     unreachable: dict[str, CkptstoreError] = {}
     for tier_config in config.tiers:
         try:
-            tiers.append(_open(tier_config, environment))
+            tiers.append(_open(tier_config, environment, is_alone=len(config.tiers) == 1))
         except (StoreNotFoundError, BackendError) as error:
             if len(config.tiers) == 1:
                 raise
@@ -116,13 +117,18 @@ def _backend(tier_config: TierConfig, environment: Environment) -> RetryingBacke
     )
 
 
-def _open(tier_config: TierConfig, environment: Environment) -> Tier:
-    return _configured(Tier.open(_backend(tier_config, environment), environment), tier_config)
+def _open(tier_config: TierConfig, environment: Environment, *, is_alone: bool = True) -> Tier:
+    """Opens a tier; one that is not alone is waited for only so long."""
+    backend = _backend(tier_config, environment)
+    if is_alone:
+        return _configured(Tier.open(backend, environment), tier_config)
+    opened = ask(backend, tier_config.name, lambda: Tier.open(backend, environment))
+    return _configured(opened, tier_config)
 
 
 def _configured(tier: Tier, tier_config: TierConfig) -> Tier:
     tier.name, tier.requirement = tier_config.name, tier_config.requirement
-    tier.limits, tier.retention = tier_config.limits, tier_config.retention
+    tier.limits = tier_config.limits
     return tier
 
 

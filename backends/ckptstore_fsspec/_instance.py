@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import fsspec.asyn
 import fsspec.dircache
 
+from ckptstore.errors import BackendError
 from ckptstore_fsspec._failures import told
 from ckptstore_fsspec._place import Place, file_system_class
 
@@ -58,6 +60,18 @@ class Instances:
         made.dircache = fsspec.dircache.DirCache(use_listings_cache=False)
         _made[:] = [known for known in _made if known() is not None] + [weakref.ref(made)]
         return made
+
+    @contextlib.contextmanager
+    def mapped(self, operation: str, key: str = "") -> Iterator[None]:
+        """Errors of the file system as ours."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, BackendError):
+                raise
+            url = self._place.url
+            what = f"{operation} {key!r} at {url}" if key else f"{operation} at {url}"
+            raise told(error, what, withheld=self._place.withheld) from error
 
     def close(self) -> None:
         """Closes connections where the file system has a way to; the next call opens them again."""

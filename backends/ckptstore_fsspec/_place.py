@@ -98,6 +98,10 @@ class Place:
     settings: Settings
     withheld: tuple[str, ...] = ()
 
+    def path(self, key: str) -> str:
+        """Where an object is in that file system."""
+        return f"{self.root}/{key}"
+
     @classmethod
     def parse(cls, url: str, options: Mapping[str, object] | None, withheld: tuple[str, ...] = ()) -> Place:
         """Reads a URL; imports the file system's package and connects to nothing.

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import logging
-import os
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -26,24 +22,17 @@ from ckptstore.backend import (
 from ckptstore.errors import (
     BackendError,
     NotAnObjectError,
-    ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
-    PermissionDeniedError,
     ShortReadError,
 )
-from ckptstore_fsspec import _write
-from ckptstore_fsspec._failures import told
 from ckptstore_fsspec._instance import Instances
 from ckptstore_fsspec._listing import flat, is_temporary_key, modified_of, size_of, walk
 from ckptstore_fsspec._place import Place
+from ckptstore_fsspec._put import Putter
+from ckptstore_fsspec._root import Root
 
-logger = logging.getLogger(__name__)
-
-_PROBE = "doctor/create-if-absent"
-_ROOT_SECONDS = 60.0
 _PART_BYTES = 32 << 20
-_KNOWN_DIRECTORIES = 8192
 
 
 class _Schemes:
@@ -74,10 +63,8 @@ class FsspecBackend(Backend):
     def __init__(self, place: Place) -> None:
         self._place = place
         self._instances = Instances(place)
-        self._exclusive: bool | None = None if place.may_create else False
-        self._probing = (os.getpid(), threading.Lock())
-        self._root_seen = -_ROOT_SECONDS
-        self._known_directories: set[str] = set()
+        self._root = Root(place, self._instances)
+        self._putter = Putter(place, self._instances, self._root)
 
     @classmethod
     def from_url(cls, url: str, options: Mapping[str, object] | None = None) -> FsspecBackend:
@@ -108,7 +95,7 @@ class FsspecBackend(Backend):
     def capabilities(self) -> Capabilities:
         """As proven at the first conditional put of this process."""
         return Capabilities(
-            create_if_absent=self._exclusive is not False,
+            create_if_absent=self._putter.exclusive is not False,
             ordered_list=False,
             ranged_read=True,
             part_bytes=_PART_BYTES,
@@ -116,76 +103,18 @@ class FsspecBackend(Backend):
             cheap_head=self._place.writes == "local",
         )
 
-    # --- the root -------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------
 
     def create_root(self) -> None:
         """Makes the directory; a bucket only with the option ``create_bucket``."""
-        place = self._place
-        if not place.in_bucket:
-            with self._mapped("make the root"):
-                self._fs.makedirs(place.root, exist_ok=True)
-            self._require_root("make the root", seconds=0.0)
-            return
-        try:
-            self._require_root("look for the bucket", seconds=0.0)
-        except BackendError as error:
-            if type(error) is not BackendError or error.transient or not place.settings.create_bucket:
-                raise
-            with self._mapped("make the bucket"), contextlib.suppress(FileExistsError):
-                self._fs.mkdir(place.bucket)
-
-    def _require_root(self, operation: str, *, seconds: float = _ROOT_SECONDS) -> None:
-        """That the directory or bucket is there, as seen within the last `seconds`.
-
-        Raises:
-            BackendError: it is not.
-        """
-        now = time.monotonic()
-        place = self._place
-        remembered = 0.0 if place.protocol == "memory" or place.writes == "local" else seconds
-        if now - self._root_seen < remembered:
-            return
-        fs = self._fs
-        try:
-            with self._mapped(operation):
-                fs.invalidate_cache()
-                found = fs.info(place.bucket)
-        except ObjectNotFoundError as error:
-            what = f"bucket {place.bucket!r}" if place.in_bucket else f"directory {place.root!r}"
-            raise BackendError(
-                f"{operation} at {self.url}: there is no {what}",
-                hint="is the URL right, and its disk mounted? only `init` ever makes a directory",
-            ) from error
-        except PermissionDeniedError as error:
-            if not place.in_bucket:
-                raise
-            logger.debug("looking at single objects may be all that is allowed: %s", error)
-        else:
-            if found.get("type") != "directory":
-                raise NotAnObjectError(f"{operation}: {self.url} is not a directory")
-        self._root_seen = now
+        self._root.create()
 
     def make_prefixes(self, prefixes: Iterable[str]) -> None:
         """Makes directories where there are such; at an object store nothing."""
         for prefix in prefixes:
             check_key(prefix.rstrip("/"))
-            with self._mapped("make prefix", prefix):
-                self._know_directory(prefix.rstrip("/"))
-
-    def _know_directory(self, directory: str) -> None:
-        place = self._place
-        if place.writes == "whole" or not directory or directory in self._known_directories:
-            return
-        self._require_root("make a directory")
-        if place.writes == "local":
-            _write.make_local_directories(place.root, directory)
-        else:
-            self._fs.makedirs(f"{place.root}/{directory}", exist_ok=True)
-        if len(self._known_directories) >= _KNOWN_DIRECTORIES:
-            self._known_directories.clear()
-        self._known_directories.add(directory)
-
-    # --- writing --------------------------------------------------------------------------------
+            with self._instances.mapped("make prefix", prefix):
+                self._root.make_directory(prefix.rstrip("/"))
 
     def put(self, key: str, buffers: Sequence[ReadableBuffer], *, if_absent: bool = False) -> None:
         """Stores an object; see the contract.
@@ -193,88 +122,10 @@ class FsspecBackend(Backend):
         Where this place cannot create exclusively, `if_absent` only looks first.
         """
         check_key(key)
-        if if_absent:
-            self._probe_once(key)
-        views = _flat_views(buffers)
-        try:
-            with self._mapped("put", key):
-                self._put(key, views, if_absent=if_absent)
-        except ObjectNotFoundError as error:
-            self._require_root("put", seconds=0.0)
-            self._known_directories.clear()
-            raise BackendError(
-                f"put {key!r} at {self.url}: its directory is not there", transient=True
-            ) from error
+        self._putter.put(key, _flat_views(buffers), if_absent=if_absent)
 
-    def _put(self, key: str, views: Sequence[memoryview], *, if_absent: bool) -> None:
-        place = self._place
-        path = self._path(key)
-        directory = key.rpartition("/")[0]
-        if place.writes == "local":
-            self._require_root("put")
-            self._know_directory(directory)
-            try:
-                _write.put_local(path, views, if_absent=if_absent)
-            except FileNotFoundError:  # a clean-up job may remove empty directories
-                self._known_directories.discard(directory)
-                self._know_directory(directory)
-                _write.put_local(path, views, if_absent=if_absent)
-        elif place.writes == "move":
-            if not directory:
-                self._require_root("put")
-            self._know_directory(directory)
-            _write.put_moved(self._fs, path, views, if_absent=if_absent)
-        else:
-            if not place.in_bucket:
-                self._require_root("put")
-            if if_absent and not self._exclusive:
-                self._fs.invalidate_cache()
-                if self._fs.exists(path):
-                    raise ObjectExistsError(f"put {key!r} at {self.url}: something is there already")
-            _write.put_whole(self._fs, path, views, if_absent=if_absent and bool(self._exclusive))
-
-    def _probe_once(self, key: str) -> None:
-        """At the first create of a process: that a second one of the same name is refused.
-
-        Raises:
-            BackendError: it is not; `capabilities` says so from now on.
-        """
-        if self._exclusive is not None:
-            return
-        if self._probing[0] != os.getpid():
-            self._probing = (os.getpid(), threading.Lock())
-        with self._probing[1]:
-            if self._exclusive is not None:
-                return
-            proven = self._refuses_what_is_there()
-            self._exclusive = proven
-        if not proven:
-            # The caller may have counted on `capabilities`: tell it before anything is relied on.
-            raise BackendError(
-                f"put {key!r} at {self.url}: this file system does not create exclusively",
-                hint="use it with one writer at a time (docs/fsspec.md)",
-            )
-
-    def _refuses_what_is_there(self) -> bool:
-        name = f"{_PROBE}.{os.urandom(8).hex()}"
-        path = self._path(name)
-        self._require_root("put", seconds=0.0)
-        self._put(name, [memoryview(b"probe")], if_absent=False)
-        try:
-            if self._place.writes == "local":
-                _write.put_local(path, [memoryview(b"again")], if_absent=True)
-            else:
-                _write.put_whole(self._fs, path, [memoryview(b"again")], if_absent=True)
-        except Exception as error:
-            found = told(error, f"probe {self.url}", withheld=self._place.withheld)
-            if isinstance(found, ObjectExistsError):
-                return True
-            if found.transient or isinstance(found, PermissionDeniedError):
-                raise found from error
-            logger.warning("%s: exclusive creation is refused: %s", self.url, found)
-        finally:
-            _write.discard(self._fs, path)
-        return False
+    def sync(self) -> None:
+        """Nothing to do: a put returns when the server has answered, or this host's disk has."""
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -314,7 +165,7 @@ class FsspecBackend(Backend):
 
     def _cat(self, key: str, start: int, end: int) -> bytes:
         with self._mapped_object("read", key):
-            return bytes(self._fs.cat_file(self._path(key), start=start, end=end))
+            return bytes(self._fs.cat_file(self._place.path(key), start=start, end=end))
 
     def head(self, key: str) -> ObjectInfo:
         """Size and time; see the contract."""
@@ -322,7 +173,7 @@ class FsspecBackend(Backend):
         with self._mapped_object("head", key):
             fs = self._fs
             fs.invalidate_cache()
-            info = fs.info(self._path(key))
+            info = fs.info(self._place.path(key))
         if info.get("type") != "file":
             text = f"head {key!r} at {self.url}: it is a {info.get('type')}"
             raise ObjectNotFoundError(text) if self._place.in_bucket else NotAnObjectError(text)
@@ -351,7 +202,7 @@ class FsspecBackend(Backend):
         empty = True
         while True:
             try:
-                with self._mapped(operation, prefix):
+                with self._instances.mapped(operation, prefix):
                     info = next(entries, None)
             except ObjectNotFoundError:
                 info = None
@@ -360,7 +211,7 @@ class FsspecBackend(Backend):
             empty = False
             yield info
         if empty:  # an unmounted disk must not look like an empty store
-            self._require_root(operation, seconds=0.0)
+            self._root.require(operation, seconds=0.0)
 
     def delete(self, keys: Sequence[str]) -> DeleteResults:
         """Deletes each key by a request of its own, several at once; see the contract."""
@@ -379,20 +230,17 @@ class FsspecBackend(Backend):
             if not is_temporary_key(key):
                 check_key(key)
             with self._mapped_object("delete", key):
-                self._fs.rm_file(self._path(key))
+                self._fs.rm_file(self._place.path(key))
         except ObjectNotFoundError:
             return None
         except BackendError as error:
             return error
         return None
 
-    def sync(self) -> None:
-        """Nothing to do: a put returns when the server has answered, or this host's disk has."""
-
     def close(self) -> None:
         """Closes this process's connections; a later call opens them again."""
         self._instances.close()
-        self._known_directories.clear()
+        self._root.forget_directories()
 
     # --- helpers --------------------------------------------------------------------------------
 
@@ -400,28 +248,14 @@ class FsspecBackend(Backend):
     def _fs(self) -> Any:
         return self._instances.fs
 
-    def _path(self, key: str) -> str:
-        return f"{self._place.root}/{key}"
-
-    @contextlib.contextmanager
-    def _mapped(self, operation: str, key: str = "") -> Iterator[None]:
-        """Errors of the file system as ours."""
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, BackendError):
-                raise
-            what = f"{operation} {key!r} at {self.url}" if key else f"{operation} at {self.url}"
-            raise told(error, what, withheld=self._place.withheld) from error
-
     @contextlib.contextmanager
     def _mapped_object(self, operation: str, key: str) -> Iterator[None]:
         """The same, with a missing root told from a missing object."""
         try:
-            with self._mapped(operation, key):
+            with self._instances.mapped(operation, key):
                 yield
         except ObjectNotFoundError:
-            self._require_root(operation)
+            self._root.require(operation)
             raise
 
 

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterator
 
-from ckptstore.backend import ObjectInfo, is_key
+from ckptstore.backend import MAX_KEY_CHARS, ObjectInfo, is_key
 from ckptstore.errors import NotAnObjectError
 from ckptstore_local import _sys
 
@@ -47,21 +47,26 @@ def walk(root: str, prefix: str, *, temporaries: bool) -> Iterator[ObjectInfo]:
         return
     with entries:
         for entry in entries:
-            key = prefix + entry.name
-            if entry.name.startswith("."):
-                if not (temporaries and is_temporary_key(key)):
+            name = entry.name
+            if name.startswith("."):
+                if not (temporaries and is_temporary_key(prefix + name)):
                     continue
-            elif not is_key(key):
+            elif not is_key(name):
                 continue  # no put can have made it: a stray file of somebody's
             elif entry.is_dir(follow_symlinks=False):
-                yield from walk(root, key + "/", temporaries=temporaries)
+                yield from walk(root, f"{prefix}{name}/", temporaries=temporaries)
                 continue
             elif temporaries:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # deleted since its name was read
+            key = prefix + name
+            if len(key) > MAX_KEY_CHARS:
+                continue
+            try:
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    yield ObjectInfo(key, status.st_size, status.st_mtime)
+            except FileNotFoundError:
+                continue  # deleted since its name was read
+            if stat.S_ISREG(status.st_mode):
+                yield ObjectInfo(key, status.st_size, status.st_mtime)
 
 
 def parents(root: str, directory: str) -> list[str]:

@@ -290,13 +290,10 @@ class LocalBackend(Backend):
 
     def _walk(self, operation: str, prefix: str, *, temporaries: bool) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
-        entries = walk(self._root, prefix, temporaries=temporaries)
-        while True:
-            with self._mapped(operation, prefix):
-                info = next(entries, None)
-            if info is None:
-                return
-            yield info
+        try:
+            yield from walk(self._root, prefix, temporaries=temporaries)
+        except OSError as error:  # of the walk alone: what a consumer raises does not come here
+            raise self._failure(error, operation, prefix) from error
 
     def delete(self, keys: Sequence[str]) -> DeleteResults:
         """Unlinks each file; one result per key in order. Directories are never removed."""

@@ -21,7 +21,7 @@ from ckptstore.model.durations import seconds_of
 
 if TYPE_CHECKING:
     from ckptstore.replicate.repair import Repair, RepairReport
-    from ckptstore.replicate.rounds import Passed, Report, Sent
+    from ckptstore.replicate.reports import Passed, Report, Sent
     from ckptstore.save.work import Progress as BytesDone
     from ckptstore.store import Store
     from ckptstore.tier.tier import Tier

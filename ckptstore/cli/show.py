@@ -156,6 +156,9 @@ def _facts(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "origin", row.origin
     yield "tiers", " ".join(map(shown, row.tiers)) or "-"
     yield "complete", _completeness(facts)
+    for name, trimmed in record.trimmed.items():
+        when = f"{iso(trimmed.at)} ({ago(trimmed.at, now)})"
+        yield "trimmed", f"{shown(name)}, {when}, by policy: {shown(trimmed.reason)}"
     yield "size", f"{size(row.logical_bytes)}: {size(row.new_bytes)} new, {size(row.reused_bytes)} reused"
     yield "tensors", f"{row.tensors} in {row.chunks} chunks of at most {size(record.chunk_bytes)}"
     total = sum(row.timings.values())
@@ -175,8 +178,10 @@ def _facts(facts: Facts) -> Iterator[tuple[str, str]]:
 def _completeness(facts: Facts) -> str:
     """A record has the parts of every rank, or is not there; missing is what was not given to the save."""
     record = facts.checkpoint.record
-    if record.not_captured:
-        return output.odd(f"no: not captured: {', '.join(map(shown, record.not_captured))}")
+    if record.not_captured or record.trimmed:
+        lacks = {"not captured": record.not_captured, "trimmed": tuple(record.trimmed)}
+        said = [f"{how}: {', '.join(map(shown, names))}" for how, names in lacks.items() if names]
+        return output.odd(f"no: {'; '.join(said)}")
     parts = f"{plural(len(record.components), 'component')} of {plural(record.world_size, 'rank')}"
     return f"yes: {parts}, and nothing was left out"
 
@@ -235,8 +240,12 @@ def _document(facts: Facts, with_tensors: bool, with_values: bool) -> dict[str, 
         "chunk_bytes": record.chunk_bytes,
         "parents": record.parents,
         "components": record.components,
-        "complete": not record.not_captured,
+        "complete": not (record.not_captured or record.trimmed),
         "not_captured": record.not_captured,
+        "trimmed": [
+            {"component": name, "reason": trimmed.reason, "trimmed_at": iso(trimmed.at)}
+            for name, trimmed in record.trimmed.items()
+        ],
         "metadata": {name: _value_json(item) for name, item in record.metadata.items()},
         "session_info": None
         if session is None

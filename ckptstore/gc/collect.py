@@ -15,25 +15,22 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
-from ckptstore.errors import BackendError, DamageError, GuardError, ObjectExistsError
-from ckptstore.gc import listing
+from ckptstore.errors import DamageError, ObjectExistsError
+from ckptstore.gc import deleting, listing
+from ckptstore.gc.deleting import STEADY, Deleted, Pace
 from ckptstore.gc.documents import PlanDoc, plan_key, put_plan, read_plans, split_keys
 from ckptstore.gc.guards import Guard, KeepsRestorable, View
-from ckptstore.gc.listing import SAVERS, Announced, fence_silent
+from ckptstore.gc.holders import holders
+from ckptstore.gc.named import subtract
+from ckptstore.gc.standing import stand
 from ckptstore.model.documents import encode_end, seal
 from ckptstore.model.record import CommitEnd, CommitRecord
-from ckptstore.pool import Pool, default_threads
 from ckptstore.tier import commits, layout
 from ckptstore.tier.contents import Contents
-from ckptstore.tier.intents import SILENT_SECONDS, Pin
+from ckptstore.tier.intents import Pin
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
-
-BATCH = 1000
-"""Keys in one call of delete: as many as S3 takes."""
 
 LOGS_KEPT = 20
 
@@ -65,6 +62,7 @@ class Report:
         shared_objects: named by what was collected, and kept because live records name them too.
         fenced: attempts of silent savers that this round ended.
         failures: (key, error) of what could not be deleted; the next round tries again.
+        is_cut_short: time was up; the next round deletes the rest.
     """
 
     round: str
@@ -77,6 +75,7 @@ class Report:
     shared_objects: int = 0
     fenced: tuple[str, ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
+    is_cut_short: bool = False
 
 
 def collect(
@@ -85,6 +84,8 @@ def collect(
     *,
     reason: str,
     guards: Sequence[Guard] = (KeepsRestorable(),),
+    known: dict[Pin, CommitRecord] | None = None,
+    pace: Pace = STEADY,
 ) -> Report:
     """Deletes records and the objects that only they name.
 
@@ -96,16 +97,19 @@ def collect(
             are left alone and reported; those that are GONE already are passed over.
         reason: for people, in plan, dooms and log.
         guards: all must agree.
+        known: records that were read before; see :func:`ckptstore.gc.listing.read_records`.
+        pace: of deleting objects.
 
     Raises:
         WrongStoreError: the tier is not where it was.
         DocumentError, FormatTooNewError: a record, intent, note or plan cannot be read.
         GuardError: a listing is short.
+        BusyError: other rounds collect here all the time.
         BackendError: the tier failed.
         After any of these, nothing was deleted, or only what the written plan names; the next round goes on.
     """
     try:
-        return _Round(tier, reason, guards).run(list(dict.fromkeys(targets)))
+        return _Round(tier, reason, guards, known, pace).run(list(dict.fromkeys(targets)))
     except DamageError as error:
         raise listing.stopped(error) from error
 
@@ -113,10 +117,19 @@ def collect(
 class _Round:
     """One round; its steps in the order of DESIGN part 8."""
 
-    def __init__(self, tier: Tier, reason: str, guards: Sequence[Guard]) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        reason: str,
+        guards: Sequence[Guard],
+        known: dict[Pin, CommitRecord] | None,
+        pace: Pace,
+    ) -> None:
         self._tier = tier
         self._reason = reason
         self._guards = guards
+        self._known = {} if known is None else known
+        self._pace = pace
         self._stays: list[Stays] = []
         self._fenced: list[str] = []
         self._now = 0.0
@@ -134,13 +147,12 @@ class _Round:
         keys = self._doom(targets, dooms)
 
         dooms = listing.list_dooms(tier)
-        intents = listing.read_intents(
-            tier
-        )  # after the dooms, and before the records: the order is the safety
-        keys = listing.list_commit_keys(tier, keys)
-        doomed = {pin for pin in dooms if keys.get(pin)}
-        keys, held = self._holders(intents, keys, doomed)
-        records = listing.read_records(tier, keys)
+        doomed = {pin for pin in dooms if keys.get(pin, True)}
+        # After the dooms, and intents before records: the order is the safety.
+        standing = stand(tier, self._now, before=keys, known=self._known, among=doomed)
+        keys, self._fenced = standing.keys, standing.fenced
+        held = holders(tier, standing.intents, keys, self._now, count_silent=True)
+        records = listing.read_records(tier, keys, self._known)
         doomed &= records.keys()
         for pin in sorted(doomed & held.keys()):
             self._stay(pin, held[pin], doomed=True)
@@ -150,25 +162,30 @@ class _Round:
         garbage, named = self._garbage(view, going, unfinished)
         if not going and not unfinished:
             self._remove_dooms(dooms)
-            self._tidy([plan.key])
+            deleting.tidy(tier, [plan.key])
             return self._report(plan)
         parts = self._write_plan(plan, going, garbage)
         collected = self._make_gone(view, going)
         kept_after_all = [pin for pin in going if pin not in collected]
         if kept_after_all:  # what they name was planned to go
-            self._subtract(garbage, [records[pin] for pin in kept_after_all])
-        deleted, failures = self._delete(garbage)
+            subtract(tier, garbage, [records[pin] for pin in kept_after_all])
+        deleted = deleting.delete(tier, sorted(garbage), self._pace)
         self._remove_dooms(dooms)
-        if not failures:
+        if not deleted.failures and not deleted.is_cut_short:
             self._finish(plans, [*parts, *unfinished], plan)
-        return self._report(
-            plan,
-            collected=tuple(collected),
-            deleted_objects=len(deleted),
-            freed_bytes=sum(garbage[key] for key in deleted),
-            shared_objects=len(named - garbage.keys()),
-            failures=tuple(failures),
-        )
+        return self._report(plan, **self._done(collected, garbage, named, deleted))
+
+    def _done(
+        self, collected: Sequence[Pin], garbage: Mapping[str, int], named: set[str], deleted: Deleted
+    ) -> dict[str, Any]:
+        return {
+            "collected": tuple(collected),
+            "deleted_objects": len(deleted.gone),
+            "freed_bytes": sum(garbage[key] for key in deleted.gone),
+            "shared_objects": len(named - garbage.keys()),
+            "failures": tuple(deleted.failures),
+            "is_cut_short": deleted.is_cut_short,
+        }
 
     def _report(self, plan: PlanDoc, **done: Any) -> Report:
         return Report(
@@ -198,8 +215,8 @@ class _Round:
         wanted = [pin for pin in targets if keys[pin] and pin not in dooms]
         if not wanted:
             return keys
-        held = self._held(intents, keys, count_silent=False)
-        view = View(tier, listing.read_records(tier, keys), dooms)
+        held = holders(tier, intents, keys, self._now, count_silent=False)
+        view = View(tier, listing.read_records(tier, keys, self._known), dooms)
         chosen = []
         for pin in wanted:
             if pin not in view.records:
@@ -229,50 +246,6 @@ class _Round:
     def _stay(self, pin: Pin, why: str, *, doomed: bool) -> None:
         self._stays.append(Stays(*pin, doomed, why))
 
-    # --- who still needs what -----------------------------------------------------------------
-
-    def _held(
-        self, intents: Iterable[Announced], keys: Mapping[Pin, bool], *, count_silent: bool
-    ) -> dict[Pin, str]:
-        """Pinned records -> by whom. Silent readers hold nothing; silent savers do until they are fenced."""
-        held: dict[Pin, str] = {}
-        for announced in intents:
-            document = announced.document
-            silent = self._now - announced.heard_at > SILENT_SECONDS
-            if document.kind in SAVERS:
-                if (silent and not count_silent) or listing.is_decided(self._tier, announced, keys):
-                    continue
-                why = f"pinned by {announced}" + (", silent and not to be fenced here" if silent else "")
-            elif document.kind == "pin":
-                why = f"held by {announced}"
-            elif silent:
-                continue
-            else:
-                why = f"being read: {announced}"
-            for pin in document.pins:
-                held.setdefault(pin, why)
-        return held
-
-    def _holders(
-        self, intents: list[Announced], keys: dict[Pin, bool], doomed: set[Pin]
-    ) -> tuple[dict[Pin, bool], dict[Pin, str]]:
-        """(commit keys, holders) after silent savers that hold something doomed were fenced."""
-        fenced = False
-        for announced in intents:
-            document = announced.document
-            if (
-                document.kind in SAVERS
-                and self._now - announced.heard_at > SILENT_SECONDS
-                and not doomed.isdisjoint(document.pins)
-                and not listing.is_decided(self._tier, announced, keys)
-                and fence_silent(self._tier, announced)
-            ):
-                fenced = True
-                self._fenced.append(document.attempt)
-        if fenced:  # it may have committed after all, just before
-            keys = listing.list_commit_keys(self._tier, keys)
-        return keys, self._held(intents, keys, count_silent=True)
-
     # --- what goes ----------------------------------------------------------------------------
 
     def _pass_guards(self, view: View, doomed: Iterable[Pin]) -> list[Pin]:
@@ -300,34 +273,8 @@ class _Round:
         for plan in unfinished:
             garbage |= {key: garbage.get(key, 0) for key in plan.keys}
         alive = [record for pin, record in view.records.items() if pin not in set(going)]
-        self._subtract(garbage, alive)
+        subtract(self._tier, garbage, alive)
         return garbage, named
-
-    def _subtract(self, garbage: dict[str, int], alive: Sequence[CommitRecord]) -> None:
-        """Takes out what live records name.
-
-        Raises:
-            DamageError: what one of them names cannot be read.
-        """
-        if not garbage or not alive:
-            return
-        written_by = {key.split(".")[1] for key in garbage}
-
-        def subtract(record: CommitRecord) -> None:
-            keys = Contents(self._tier, record).keys
-            rows = [row for row, attempt in enumerate(keys.attempts) if attempt in written_by]
-            if rows:
-                for row in np.flatnonzero(np.isin(keys.attempt, rows)).tolist():
-                    garbage.pop(keys.keys[row], None)
-            for ref in record.tables.values():
-                for piece in ref.pieces:
-                    garbage.pop(piece.key, None)
-
-        threads = default_threads(self._tier.backend.capabilities.concurrency)
-        with Pool(min(threads, len(alive)), name="ckptstore-gc") as pool:
-            for record in alive:
-                pool.submit(subtract, record)
-            pool.drain()
 
     def _write_plan(self, plan: PlanDoc, going: Sequence[Pin], garbage: Iterable[str]) -> list[PlanDoc]:
         """The plan, durable; in several documents if it is long."""
@@ -357,24 +304,6 @@ class _Round:
         tier.backend.sync()  # a record that came back after a power cut would name what is deleted now
         return collected
 
-    def _delete(self, garbage: Mapping[str, int]) -> tuple[list[str], list[tuple[str, str]]]:
-        deleted: list[str] = []
-        failures: list[tuple[str, str]] = []
-        keys = sorted(garbage)
-        for start in range(0, len(keys), BATCH):
-            batch = keys[start : start + BATCH]
-            results = self._tier.backend.delete(batch)
-            if [result.key for result in results] != batch:
-                raise GuardError(f"{self._tier.url} answered a delete for other keys than were asked")
-            for result in results:
-                if result.error is None:
-                    deleted.append(result.key)
-                else:
-                    failures.append((result.key, result.error.message))
-        if failures:
-            log.warning("%d objects could not be deleted; the next round tries again", len(failures))
-        return deleted, failures
-
     def _remove_dooms(self, dooms: Iterable[Pin]) -> None:
         """Dooms whose record reads GONE have said all they can; with them their damage keys."""
         keys = []
@@ -382,7 +311,7 @@ class _Round:
             found = commits.read_commit(self._tier, *pin)
             if isinstance(found, CommitEnd) and found.kind == "gone":
                 keys += [layout.doom_key(*pin), layout.damage_key(*pin)]
-        self._tidy(keys)
+        deleting.tidy(self._tier, keys)
 
     def _finish(self, before: Iterable[PlanDoc], done: Sequence[PlanDoc], own: PlanDoc) -> None:
         """This round's plan becomes a line of the log; what it took up, and the oldest lines, go."""
@@ -390,16 +319,4 @@ class _Round:
         carried_out = {plan.name for plan in done} - {own.name}
         # One that another round has just begun may be among them: it is written anew with that round's plan.
         logs = sorted(plan.name for plan in before if plan.name not in carried_out)
-        self._tidy([plan_key(name) for name in [*carried_out, *logs[:-LOGS_KEPT]]])
-
-    def _tidy(self, keys: Sequence[str]) -> None:
-        """Deletes documents that nobody needs; one that stays is tried again by the next round."""
-        for start in range(0, len(keys), BATCH):
-            try:
-                results = self._tier.backend.delete(keys[start : start + BATCH])
-            except BackendError as error:
-                log.warning("documents of a finished round stay: %s", error.message)
-                return
-            for result in results:
-                if result.error is not None:
-                    log.warning("%s stays: %s", result.key, result.error.message)
+        deleting.tidy(self._tier, [plan_key(name) for name in [*carried_out, *logs[:-LOGS_KEPT]]])

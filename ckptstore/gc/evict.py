@@ -97,7 +97,9 @@ def plan(
     colder = set(uuids[uuids.index(tier.uuid) + 1 :])
     evictions = []
     for copies in wanted:
-        proofs = [copy for copy in copies if copy.tier.uuid in colder]
+        # Of each tier the one that counts there: an older generation of it is about to go.
+        first = {copy.tier.uuid: copy for copy in reversed(copies) if copy.tier.uuid in colder}
+        proofs = [copy for copy in copies if copy in first.values()]
         for own in copies:
             if own.tier.uuid == tier.uuid:
                 why = (keep or {}).get((own.run_key, own.attempt), "")
@@ -241,8 +243,10 @@ def _problem(copy: Copy, own: CommitRecord) -> str | None:
     if notes.is_damaged(tier, copy.run_key, record):
         return "it is damaged there"
     same = ("layout", "tree", "digests")
-    if record.checkpoint != own.checkpoint or any(
-        record.tables[name].digest != own.tables[name].digest for name in same
+    # One that has lost fewer components holds all that this one has, in tables of its own.
+    has_more = set(record.trimmed) < set(own.trimmed)
+    if record.checkpoint != own.checkpoint or not (
+        has_more or all(record.tables[name].digest == own.tables[name].digest for name in same)
     ):
         return "its content there is not the same"
     return None

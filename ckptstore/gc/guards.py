@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -13,46 +12,76 @@ from ckptstore.tier import runs as run_documents
 from ckptstore.tier.intents import Pin
 from ckptstore.tier.tier import Tier
 
+FRESH_SECONDS = 1.0
+"""So old a listing of notes may be and still count as now: else each of many records asks for it again."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
+
 class View:
-    """What a round knows of the tier: all records, and which are doomed."""
+    """What a round knows of the tier: all records, and which are doomed.
 
-    tier: Tier
-    records: Mapping[Pin, CommitRecord]
-    doomed: Collection[Pin]
+    Attributes:
+        records: as listed.
+        doomed: (run key, attempt) of those with a doom.
+    """
+
+    def __init__(self, tier: Tier, records: Mapping[Pin, CommitRecord], doomed: Collection[Pin]) -> None:
+        self.tier = tier
+        self.records = records
+        self.doomed = doomed
+        self._by_run: dict[str, list[CommitRecord]] | None = None
+        self._newest_first: dict[str, list[Entry]] = {}
+        self._notes: dict[str, Note] = {}  # by key: a note never changes
+        self._listed: dict[str, tuple[float, dict[str, list[str]]]] = {}
 
     def facts(self, pin: Pin) -> Facts:
-        """What the notes say of a record, read now.
+        """What the notes say of a record now.
 
         Raises:
             DocumentError, FormatTooNewError: a note cannot be read; it could say anything.
         """
         record = self.records[pin]
         found: list[Note] = []
-        for key in notes.note_keys(self.tier, pin[0], record.checkpoint):
-            note = notes.read_note(self.tier, key)
+        for key in self._note_keys(pin[0]).get(record.checkpoint, ()):
+            note = self._notes.get(key) or notes.read_note(self.tier, key)
             if note is not None:
+                self._notes[key] = note
                 found.append(note)
         return derive(record.attempt, record.metrics, record.tags, found, doomed=pin in self.doomed)
+
+    def _note_keys(self, run_key: str) -> dict[str, list[str]]:
+        """Checkpoint -> keys of its notes."""
+        now = self.tier.environment.monotonic()
+        listed = self._listed.get(run_key)
+        if listed is None or not 0 <= now - listed[0] < FRESH_SECONDS:
+            by_checkpoint: dict[str, list[str]] = {}
+            for key in notes.note_keys(self.tier, run_key):
+                by_checkpoint.setdefault(layout.parse_note_key(key)[0], []).append(key)
+            listed = self._listed[run_key] = (now, by_checkpoint)
+        return listed[1]
 
     def newest_first(self, run_key: str) -> list[Entry]:
         """A run's records, the newest in its effective order first; notes are not looked at.
 
         Of one checkpoint the highest generation comes first.
         """
-        entries = [
-            entry_of(record, derive(record.attempt, record.metrics, record.tags, (), doomed=False))
-            for (key, _), record in self.records.items()
-            if key == run_key
-        ]
-        entries.sort(key=lambda entry: (entry.generation, [-ord(c) for c in entry.attempt]))
-        epochs = [
-            epoch
-            for number in run_documents.epoch_numbers(self.tier, run_key)
-            if (epoch := run_documents.read_epoch(self.tier, run_key, number)) is not None
-        ]
-        return effective_order(entries, epochs)[::-1]
+        found = self._newest_first.get(run_key)
+        if found is None:
+            if self._by_run is None:
+                self._by_run = {}
+                for (key, _), record in self.records.items():
+                    self._by_run.setdefault(key, []).append(record)
+            entries = [
+                entry_of(record, derive(record.attempt, record.metrics, record.tags, (), doomed=False))
+                for record in self._by_run.get(run_key, ())
+            ]
+            entries.sort(key=lambda entry: (entry.generation, [-ord(c) for c in entry.attempt]))
+            epochs = [
+                epoch
+                for number in run_documents.epoch_numbers(self.tier, run_key)
+                if (epoch := run_documents.read_epoch(self.tier, run_key, number)) is not None
+            ]
+            found = self._newest_first[run_key] = effective_order(entries, epochs)[::-1]
+        return found
 
 
 class Guard(Protocol):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ckptstore.errors import BackendError, DamageError, DocumentError, GuardError, ObjectExistsError
 from ckptstore.model.documents import END_LIMIT_BYTES, decode_intent, encode_end
 from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
-from ckptstore.model.record import CommitEnd, CommitRecord, IntentDoc
+from ckptstore.model.record import TRIMMED, CommitEnd, CommitRecord, IntentDoc
 from ckptstore.pool import Pool, default_threads
 from ckptstore.tier import commits, layout
 from ckptstore.tier.intents import Pin
@@ -28,6 +28,7 @@ T = TypeVar("T")
 SAVERS = ("save", "replicate", "repair", "trim")
 """Kinds of intents that end with a commit key; time alone never ends their pins."""
 
+_STOPPED = "nothing is collected: "
 _SHORTEST_END = len(encode_end(CommitEnd("", "void", "")))
 
 
@@ -49,11 +50,15 @@ class Announced:
         return f"{what}, {document.reason}" if document.reason and document.kind == "pin" else what
 
 
-def read_intents(tier: Tier) -> list[Announced]:
+def read_intents(tier: Tier, before: Iterable[str] = ()) -> list[Announced]:
     """All intents.
+
+    Args:
+        before: attempts whose intents an earlier listing had. They may be gone, but not merely be missing.
 
     Raises:
         DocumentError, FormatTooNewError: one cannot be read; what it pins is not known.
+        GuardError: the listing is short.
     """
     heard: dict[str, float] = {}
     keys: list[str] = []
@@ -73,7 +78,10 @@ def read_intents(tier: Tier) -> list[Announced]:
             raise DocumentError(f"{key} at {tier.url} is the intent of {document.attempt}")
         found.append(Announced(document, heard[layout.stem(key)]))
 
-    _for_all(tier, keys, read)
+    for attempt in set(before) - {layout.stem(key) for key in keys}:
+        if tier.exists(layout.intent_key(attempt)):
+            raise _short(tier, layout.intent_key(attempt))
+    for_all(tier, keys, read)
     return sorted(found, key=lambda one: one.document.attempt)
 
 
@@ -101,11 +109,33 @@ def list_commit_keys(tier: Tier, before: Iterable[Pin] = ()) -> dict[Pin, bool]:
         found[run_key, attempt] = info.size_bytes >= END_LIMIT_BYTES
     for run_key, attempt in before:
         if (run_key, attempt) not in found:
-            raise GuardError(
-                f"{layout.commit_key(run_key, attempt)} is missing from a listing of {tier.url}",
-                hint="the listing is short or lags; try again, and let `ckptstore doctor` look at the tier",
-            )
+            raise _short(tier, layout.commit_key(run_key, attempt))
     return found
+
+
+def _short(tier: Tier, key: str) -> GuardError:
+    return GuardError(
+        f"{key} is missing from a listing of {tier.url}",
+        hint="the listing is short or lags; try again, and let `ckptstore doctor` look at the tier",
+    )
+
+
+def check_hints(tier: Tier, known: Iterable[str], listed: Container[str]) -> None:
+    """That a listing has all keys that somebody remembers, and that are there.
+
+    Args:
+        known: a manifest's, say: what is wrong in it does no harm.
+
+    Raises:
+        GuardError: one is there and was not listed.
+    """
+    missing = [key for key in known if key not in listed]
+
+    def look(key: str) -> None:
+        if tier.exists(key):
+            raise _short(tier, key)
+
+    for_all(tier, missing, look)
 
 
 def list_dooms(tier: Tier) -> set[Pin]:
@@ -121,24 +151,45 @@ def list_dooms(tier: Tier) -> set[Pin]:
     return found
 
 
-def read_records(tier: Tier, keys: Mapping[Pin, bool]) -> dict[Pin, CommitRecord]:
+def read_records(
+    tier: Tier, keys: Mapping[Pin, bool], known: dict[Pin, CommitRecord] | None = None
+) -> dict[Pin, CommitRecord]:
     """All records among `keys`; one that became GONE since it was listed is left out.
+
+    What collecting does not ask for is left out of them, too: a tier may hold thousands.
+
+    Args:
+        known: those that were read before, which are not read again: a record never changes. New ones are
+            added, and what is no record any more is taken out.
 
     Raises:
         DocumentError, FormatTooNewError: one cannot be read.
         GuardError: one has vanished.
     """
-    found: dict[Pin, CommitRecord] = {}
+    known = {} if known is None else known
+    wanted = [pin for pin, is_record in keys.items() if is_record]
 
     def read(pin: Pin) -> None:
         record = commits.read_commit(tier, *pin)
         if record is None:
             raise GuardError(f"{layout.commit_key(*pin)} has vanished from {tier.url} while it was read")
         if isinstance(record, CommitRecord):
-            found[pin] = record
+            known[pin] = _slim(record)
 
-    _for_all(tier, [pin for pin, is_record in keys.items() if is_record], read)
-    return found
+    for_all(tier, [pin for pin in wanted if pin not in known], read)
+    for pin in [pin for pin in known if keys.get(pin) is False]:
+        del known[pin]
+    return {pin: known[pin] for pin in wanted if pin in known}
+
+
+def _slim(record: CommitRecord) -> CommitRecord:
+    """A record without what it holds inline, its key list apart: of 10,000 that may be gigabytes."""
+    tables = {
+        name: ref if name == "keys" else dataclasses.replace(ref, inline=None)
+        for name, ref in record.tables.items()
+    }
+    state_info = {name: record.state_info[name] for name in (TRIMMED,) if name in record.state_info}
+    return dataclasses.replace(record, metadata={}, state_info=state_info, tables=tables)
 
 
 def is_decided(tier: Tier, announced: Announced, keys: Mapping[Pin, bool]) -> bool:
@@ -183,13 +234,16 @@ def is_attempt(text: str) -> bool:
 
 def stopped(error: DamageError) -> DocumentError:
     """The error of a round that has met something it cannot read."""
+    if isinstance(error, DocumentError) and error.message.startswith(_STOPPED):
+        return error
     return DocumentError(
-        f"nothing is collected: {error.message}",
-        hint="`ckptstore repair` the checkpoint from another tier, or forget it by name",
+        _STOPPED + error.message,
+        hint="`ckptstore repair` the checkpoint from another tier, or `ckptstore gc --give-up ATTEMPT`",
     )
 
 
-def _for_all(tier: Tier, items: list[T], call: Callable[[T], None]) -> None:
+def for_all(tier: Tier, items: Sequence[T], call: Callable[[T], None]) -> None:
+    """Calls for each item, as many at once as the tier takes; the first error stops it."""
     if not items:
         return
     threads = default_threads(tier.backend.capabilities.concurrency)

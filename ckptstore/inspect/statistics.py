@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptstore.inspect import numbers
+from ckptstore.model import numbers
 from ckptstore.model.dtypes import DType
 
 BLOCK_ELEMENTS = 1 << 16

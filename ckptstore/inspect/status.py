@@ -148,7 +148,8 @@ def _owed(store: Store, tier: Tier, run: str | None) -> dict[str, Owed]:
     """By checkpoint, what a tier that must have checkpoints lacks."""
     if tier not in store.replication.required:
         return {}
-    return {owed.entry.checkpoint: owed for _, _, owed in store.replication.to(tier).owing(run)}
+    owing = store.replication.to(tier).owing(run, is_fresh=True)
+    return {owed.entry.checkpoint: owed for _, _, owed in owing}
 
 
 def _in_tier(tier: Tier, entry: Entry | None, owed: Owed | None) -> InTier:

@@ -14,6 +14,7 @@ from ckptstore.load.build import Blob, Builder
 from ckptstore.load.fetch import Fetched, Fetcher
 from ckptstore.load.plan import Want
 from ckptstore.load.select import Selection
+from ckptstore.load.trimmed import lost, remedy
 from ckptstore.model.boxes import Box
 from ckptstore.model.layout import Tensor
 from ckptstore.model.plain import Composite
@@ -60,6 +61,9 @@ def load(
     if not selection.is_all:
         tree = _pruned(tree, (), selection)
         if not tree:
+            gone = lost(contents.record, selection.only or ())
+            if gone:
+                raise NotFoundError("; ".join(gone.values()), hint=remedy(contents.record))
             raise NotFoundError(
                 f"{contents} has nothing named {list(selection.only or ())}",
                 hint=f"its components are {', '.join(contents.saved_tree.components)}; "
@@ -210,6 +214,9 @@ class StoredTensors(Mapping[str, StoredTensor]):
         """
         index = self._index.get(name)
         if index is None:
+            gone = lost(self._contents.record, [str(name)])
+            if gone:
+                raise TensorNotFoundError("; ".join(gone.values()), hint=remedy(self._contents.record))
             near = ", ".join(repr(other) for other in difflib.get_close_matches(str(name), self._index, n=3))
             raise TensorNotFoundError(
                 f"{self._contents} has no tensor {name!r}",

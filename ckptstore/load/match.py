@@ -25,6 +25,7 @@ from ckptstore.load.mismatch import SHOWN, raise_mismatch, unlike_array, unlike_
 from ckptstore.load.plan import Want
 from ckptstore.load.saved import OwnParts, Saved, own_parts
 from ckptstore.load.select import Selection
+from ckptstore.load.trimmed import lost
 from ckptstore.model.layout import assign_names
 from ckptstore.model.plain import Composite, StatePath, show_path
 from ckptstore.model.targets import LOAD, LoadLike
@@ -135,7 +136,13 @@ class Matcher:
         """Raises what :meth:`match` found, all at once."""
         problems = list(self._problems)
         if self._strict:
-            problems += [f"missing in the checkpoint: {name}" for name in self.missing]
+            gone = lost(self._contents.record, self.missing)
+            problems += gone.values()
+            problems += [
+                f"missing in the checkpoint: {name}"
+                for name in self.missing
+                if not lost(self._contents.record, [name])
+            ]
             problems += [f"not in this state: {name}" for name in self.unexpected]
         raise_mismatch(self._contents, problems, self.missing, self.unexpected)
 

@@ -10,6 +10,7 @@ import numpy as np
 from ckptstore.errors import StateMismatchError
 from ckptstore.load.live import unwritable
 from ckptstore.load.select import Selection
+from ckptstore.load.trimmed import lost, remedy
 from ckptstore.shards import Held
 from ckptstore.tier.contents import Contents
 
@@ -35,7 +36,8 @@ def raise_mismatch(
     raise StateMismatchError(
         f"{contents} does not fit this state; nothing was loaded:\n  {shown}{more}",
         problems=problems,
-        hint=_prefix_hint(missing, unexpected)
+        hint=(remedy(contents.record) if lost(contents.record, missing) else None)
+        or _prefix_hint(missing, unexpected)
         or "strict=False takes the names that both have; rename=, only=, exclude= and cast= relax by name",
     )
 

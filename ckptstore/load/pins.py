@@ -7,10 +7,20 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from ckptstore.errors import BackendError, OutOfSpaceError, PermissionDeniedError
+from ckptstore.errors import (
+    BackendError,
+    ChunkDamagedError,
+    CkptstoreError,
+    DamageError,
+    OutOfSpaceError,
+    PermissionDeniedError,
+)
 from ckptstore.model.ids import Attempt
+from ckptstore.model.record import CommitRecord
+from ckptstore.tier import layout
 from ckptstore.tier.copies import Copy
-from ckptstore.tier.intents import Intent
+from ckptstore.tier.intents import Intent, read_pinned
+from ckptstore.tier.retry import hurried
 
 log = logging.getLogger("ckptstore")
 
@@ -19,15 +29,16 @@ class Pins:
     """The intents of the loads of one checkpoint: one in each tier that they read from, while any lasts.
 
     Args:
-        run, step: of the checkpoint.
+        run, step: of the checkpoint; its run is looked up in the record where it is not known.
     """
 
-    def __init__(self, run: str, step: int) -> None:
+    def __init__(self, run: str | None, step: int) -> None:
         self._run = run
         self._step = step
         self._lock = threading.RLock()
         self._loads = 0
-        self._held: set[tuple[str, str]] = set()
+        self._held: dict[Copy, CkptstoreError | None] = {}
+        self._pinned: set[Copy] = set()
         self._intents = contextlib.ExitStack()
 
     @contextlib.contextmanager
@@ -42,33 +53,66 @@ class Pins:
                 self._loads -= 1
                 if not self._loads:
                     self._held.clear()
-                    self._intents.close()
+                    self._pinned.clear()
+                    with hurried():  # one that stays is reaped
+                        self._intents.close()
+
+    def is_pinned(self, copy: Copy) -> bool:
+        """Whether an intent protects this copy now: what is bad in it then was not just collected."""
+        return copy in self._pinned
 
     def hold(self, copy: Copy) -> None:
-        """Writes an intent for a copy, the first time; none outside :meth:`reading`.
+        """Writes an intent for a copy, then reads its doom, then its record; once, within :meth:`reading`.
 
         Without write access the load goes on unpinned, and fails cleanly if the copy is collected.
 
         Raises:
-            BackendError: the tier does not answer.
+            ChunkDamagedError: the copy is being deleted, or is gone.
+            DamageError: its record cannot be read.
+            BackendError: the tier does not answer; asked again, it is tried again.
         """
-        held = (copy.tier.uuid, copy.attempt)
         with self._lock:
-            if not self._loads or held in self._held:
+            if not self._loads:
                 return
-            self._held.add(held)
-            attempt = str(Attempt(copy.tier.environment.new_ulid(), self._step, 1))
-            try:
-                intent = Intent.announce(
-                    copy.tier, "read", attempt, self._run, [(copy.run_key, copy.attempt)]
-                )
-            except (PermissionDeniedError, OutOfSpaceError) as error:
-                log.info("reading without a pin in tier %s: %s", copy.tier.name, error.message)
-                return
-            self._intents.enter_context(intent)
+            if copy not in self._held:
+                self._held[copy] = self._pin(copy)
+            error = self._held[copy]
+        if error is not None:
+            raise error
+
+    def _pin(self, copy: Copy) -> CkptstoreError | None:
+        """Why the copy may not be relied on, if so."""
+        tier, pin = copy.tier, (copy.run_key, copy.attempt)
+        attempt = str(Attempt(tier.environment.new_ulid(), self._step, 1))
+        try:
+            run = copy.record.run if self._run is None else self._run
+        except DamageError as error:  # without a record there is nothing to pin
+            return error
+        try:
+            intent = Intent.announce(tier, "read", attempt, run, [pin])
+        except (PermissionDeniedError, OutOfSpaceError) as error:
+            log.info("reading without a pin in tier %s: %s", tier.name, error.message)
+            return None
+        self._intents.enter_context(intent)
+        try:
+            found = read_pinned(tier, pin)
+        except DamageError as error:
+            self._pinned.add(copy)
+            return error
+        if isinstance(found, CommitRecord):
+            self._pinned.add(copy)
+            copy.keep_record(found)
+            return None
+        what = "is being deleted from" if found == "doomed" else "is no longer in"
+        key = layout.commit_key(*pin)
+        return ChunkDamagedError(f"{key} {what} tier {tier.name!r}", key=key)
 
     def hold_if_possible(self, copy: Copy) -> None:
-        """As :meth:`hold`; an intent that cannot be written is said in the log."""
+        """As :meth:`hold`; where the tier does not answer, the log says so, and the load goes on unpinned.
+
+        Raises:
+            DamageError: the copy may not be relied on, or its record cannot be read.
+        """
         try:
             self.hold(copy)
         except BackendError as error:

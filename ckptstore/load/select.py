@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ckptstore.errors import UsageError
 
 Globs = str | Iterable[str] | None
 Rename = Mapping[str, str] | Callable[[str], str] | None
+
+_GONE: Any = object()
 
 
 def _globs(value: Globs) -> tuple[str, ...] | None:
@@ -81,3 +84,31 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
         # "model" means all under it too; and "model.*" what stands for all of it, a value or an object.
         for form in (pattern, f"{pattern}.*", pattern.removesuffix(".*"))
     )
+
+
+def selected(tree: Any, selection: Selection, path: tuple[str, ...] = ()) -> Any:
+    """What is wanted of a tree; a list or tuple is taken whole or not at all.
+
+    Returns:
+        An empty dict if that is nothing.
+    """
+    if selection.is_all:
+        return tree
+    made = _selected(tree, selection, path)
+    return {} if made is _GONE else made
+
+
+def _selected(node: Any, selection: Selection, path: tuple[str, ...]) -> Any:
+    if isinstance(node, dict):
+        kept = {}
+        for key, item in node.items():
+            made = _selected(item, selection, (*path, str(key)))
+            if made is not _GONE:
+                kept[key] = made
+        for key in list(node):
+            if key in kept:
+                node[key] = kept[key]
+            else:
+                del node[key]
+        return node if node or selection.wants(".".join(path)) else _GONE
+    return node if selection.wants(".".join(path)) else _GONE

@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
-import blake3
-
-from ckptstore.errors import BackendError, ChunkDamagedError, CkptstoreError, DamageError, NotFoundError
-from ckptstore.load.faults import HINT, Failure, is_damage, is_silence, may_be_partial, nowhere
+from ckptstore.errors import (
+    BackendError,
+    ChunkDamagedError,
+    CkptstoreError,
+    DamageError,
+    DocumentError,
+    NotFoundError,
+)
+from ckptstore.load.faults import Failure, is_damage, is_silence, nowhere
 from ckptstore.load.pins import Pins
-from ckptstore.load.spans import Span, side_by_side
+from ckptstore.load.rescue import Rescue
+from ckptstore.load.spans import Span
 from ckptstore.load.tally import Tally
-from ckptstore.model.ids import DIGEST_BYTES
-from ckptstore.model.ids import run_key as run_key_of
+from ckptstore.model.ids import Digest
 from ckptstore.model.record import CommitRecord
 from ckptstore.tier.contents import SAME_EVERYWHERE, Contents, read_table
 from ckptstore.tier.copies import Copy
+from ckptstore.tier.retry import hurried
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
 T = TypeVar("T")
 
-_CHANGED = "its bytes are not what was saved"
+OnDamaged = Callable[[Copy, str, str], None]
+"""Told (copy, key, reason) of an object that is not what its record says; from several threads."""
+
+
+class Located(NamedTuple):
+    """A copy whose locations are known.
+
+    Attributes:
+        row_of: digest -> row, where its tables are not those of the first copy: another generation, with a
+            component less. None where they are.
+    """
+
+    copy: Copy
+    contents: Contents
+    row_of: Mapping[Digest, int] | None = None
 
 
 class Sources:
@@ -36,24 +55,36 @@ class Sources:
 
     The first is the one to plan by: its locations are where chunks are looked for. A chunk that is missing
     there, or is not what was saved, comes from the next copy, verified. A tier that does not answer is asked
-    last from then on. Every fault is logged once per object, and told to the caller's tally.
+    last from then on, and none is waited for long while there is another. Every fault is logged once per
+    object, and told to the caller's tally.
 
     Args:
         copies: of one checkpoint, the one that counts first; at least one.
         name: of the checkpoint, for people: its run and step.
+        on_damaged: told of what is bad in a copy that is pinned, and once more when it is read again; a chunk
+            is then read twice before it is called bad.
 
     Attributes:
         damaged: faults of records and tables: (tier, key) -> a line.
     """
 
-    def __init__(self, copies: Sequence[Copy], name: str, pins: Pins | None = None) -> None:
-        self._copies = list(copies)
-        self._name = name
+    def __init__(
+        self,
+        copies: Sequence[Copy],
+        name: str,
+        pins: Pins | None = None,
+        on_damaged: OnDamaged | None = None,
+    ) -> None:
+        self.copies = list(copies)
+        self.name = name
+        self.on_damaged = on_damaged
         self._pins = pins
         self._silent: set[str] = set()
         self._lock = threading.RLock()
-        self._known: dict[Copy, Contents] = {}
+        self._known: dict[Copy, Located] = {}
         self._unreadable: dict[Copy, CkptstoreError] = {}
+        self._gone: set[Copy] = set()
+        self._differences: list[CkptstoreError] = []
         self.damaged: dict[tuple[str, str], str] = {}
 
     @classmethod
@@ -61,36 +92,33 @@ class Sources:
         """The copies that `contents` knows of, if `tier` is that of one of them; else this one alone."""
         if isinstance(contents, SharedContents) and contents.sources.has(tier):
             return contents.sources
-        copy = Copy(tier, run_key_of(contents.record.run), contents.record.attempt)
-        copy.__dict__.update(record=contents.record, contents=contents)
+        copy = Copy.of(tier, contents)
         sources = cls([copy], str(contents))
         sources.__dict__.update(_main=copy, contents=contents)
         return sources
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Sources, (self._copies, self._name))  # locks and intents stay here
+        return (Sources, (self.copies, self.name))  # locks and intents stay here
 
     def has(self, tier: Tier) -> bool:
         """Whether one of the copies is read through this very tier."""
-        return any(copy.tier is tier for copy in self._copies)
+        return any(copy.tier is tier for copy in self.copies)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Read intents in the tiers that are read from, while it lasts.
 
         Raises:
-            BackendError: the only tier does not answer.
+            NotFoundError: every copy is gone, or is being deleted; named.
+            DamageError, BackendError: no record can be read.
         """
         if self._pins is None:
             yield
             return
         with self._pins.reading():
-            try:
-                self._pins.hold(self._copies[0])
-            except BackendError as error:
-                if len(self._copies) == 1:
-                    raise
-                self._report([Failure.of_table(self._copies[0], error)], self.damaged)
+            _ = self._main  # found before, it may be gone since
+            self._ask(f"the commit record of {self.name}", lambda copy: copy.record)
+            self.contents.prefetch()
             yield
 
     # --- tables -------------------------------------------------------------------------------
@@ -107,24 +135,15 @@ class Sources:
 
     @functools.cached_property
     def _main(self) -> Copy:
-        gone: list[Copy] = []
-
         def readable(copy: Copy) -> Copy:
             try:
                 _ = copy.record
             except ChunkDamagedError:
-                gone.append(copy)
+                self._gone.add(copy)
                 raise
             return copy
 
-        try:
-            return self._ask(f"the commit record of {self._name}", readable)
-        except ChunkDamagedError as error:
-            if len(gone) < len(self._copies):
-                raise
-            raise NotFoundError(
-                f"{self._name}: the checkpoint is gone", hint="look it up again: run.latest"
-            ) from error
+        return self._ask(f"the commit record of {self.name}", readable)
 
     @functools.cached_property
     def contents(self) -> Contents:
@@ -133,7 +152,7 @@ class Sources:
 
     @functools.cached_property
     def first(self) -> tuple[Copy, Contents]:
-        """The copy to plan by: the first whose locations can be read.
+        """The copy to plan by: the first whose locations can be read, and whose tables are :attr:`contents`.
 
         Raises:
             DamageError, BackendError: there is none.
@@ -141,9 +160,12 @@ class Sources:
         _ = self.contents.layout, self.contents.digests
 
         def located(copy: Copy) -> tuple[Copy, Contents]:
-            return copy, self._located(copy)
+            found = self.located(copy)
+            if found.row_of is not None:
+                self._check_same(copy)
+            return copy, found.contents
 
-        return self._ask(f"where the chunks of {self._name} are", located)
+        return self._ask(f"where the chunks of {self.name} are", located)
 
     def table(self, name: str) -> bytes | memoryview:
         """A table that is the same in all copies.
@@ -151,47 +173,74 @@ class Sources:
         Raises:
             DamageError, BackendError: no copy has it good.
         """
-        what = f"the {name} table of {self._name}"
+        what = f"the {name} table of {self.name}"
 
         def read(copy: Copy) -> bytes | memoryview:
-            self.contents.check_same(copy.record)
+            self._check_same(copy)
             return read_table(copy.tier, copy.record.tables[name], what)
 
         return self._ask(what, read)
 
-    def _located(self, copy: Copy) -> Contents:
-        """The contents of a copy, their locations read; they are asked for once."""
+    def located(self, copy: Copy) -> Located:
+        """A copy with its locations read; they are asked for once.
+
+        Raises:
+            DamageError, BackendError: they cannot be read, or the copy is of another checkpoint.
+        """
         with self._lock:
             if copy in self._unreadable:
                 raise self._unreadable[copy]
             if copy not in self._known:
                 try:
-                    made = (
-                        self.contents
-                        if copy is self._main
-                        else Contents.beside(self.contents, copy.tier, copy.record)
-                    )
-                    _ = made.locations
+                    self._known[copy] = self._locate(copy)
                 except (BackendError, DamageError) as error:
                     self._unreadable[copy] = error
                     raise
-                self._known[copy] = made
             return self._known[copy]
 
-    def _ask(self, what: str, call: Callable[[Copy], T]) -> T:
-        """What `call` gives for the first copy that it works for."""
-        failures: list[Failure] = []
-        for copy in self._ordered():
+    def _locate(self, copy: Copy) -> Located:
+        if copy is self._main:
+            made = Located(copy, self.contents)
+        else:
             try:
-                found = call(copy)
+                made = Located(copy, Contents.beside(self.contents, copy.tier, copy.record))
+            except DocumentError:
+                if copy.record.checkpoint != self.record.checkpoint:
+                    self._check_same(copy)
+                rows = {digest: row for row, digest in enumerate(copy.contents.digests)}
+                made = Located(copy, copy.contents, rows)
+        _ = made.contents.locations
+        return made
+
+    def _check_same(self, copy: Copy) -> None:
+        """That a copy is of the same state; another one is no damage."""
+        try:
+            self.contents.check_same(copy.record)
+        except DocumentError as error:
+            self._differences.append(error)
+            raise
+
+    def _ask(self, what: str, call: Callable[[Copy], T]) -> T:
+        """What `call` gives for the first copy that it works for; each is pinned before it is asked."""
+        failures: list[Failure] = []
+        ordered = self.ordered()
+        for copy in ordered:
+            try:
+                with hurried(copy is not ordered[-1]):
+                    self.hold(copy)
+                    found = call(copy)
             except (BackendError, DamageError) as error:
                 failures.append(Failure.of_table(copy, error))
-                self._note_silence(copy, error)
+                self.note_silence(copy, error)
                 continue
-            self._report(failures, self.damaged)
-            if failures:
-                self._pin(copy)
+            self.report(failures, self.damaged)
             return found
+        self.report(failures, self.damaged)
+        if self._gone.issuperset(self.copies):
+            last = failures[-1].error
+            raise NotFoundError(
+                f"{self.name}: the checkpoint is gone: {last.message}", hint="look it up again: run.latest"
+            ) from last
         raise nowhere(what, failures)
 
     # --- chunks -------------------------------------------------------------------------------
@@ -203,148 +252,50 @@ class Sources:
             ChunkDamagedError: no copy has a chunk good; names run, step, tensor, and what each tier said.
             BackendError: a tier does not answer, and no other has the chunk good.
         """
-        copy, _ = self.first
-        numbers: Sequence[int] = range(len(span.rows))
-        failure: CkptstoreError | None = None
-        if len(self._copies) == 1 or copy.tier.uuid not in self._silent:
-            try:
-                copy.tier.backend.read_into(span.key, span.offset, memory)
-            except BackendError as error:
-                self._note_silence(copy, error)
-                if len(numbers) == 1 or not may_be_partial(error):
-                    failure = error
-            else:
-                tally.count(copy.tier.name, memory.nbytes)
-                numbers = self._wrong(span, memory, numbers)
-                if not numbers:
-                    return
-                failure = ChunkDamagedError(_CHANGED, key=span.key)
-        self._read_elsewhere(span, memory, tally, numbers, failure)
+        Rescue(self, span, memory, tally).read()
 
-    def _read_elsewhere(
-        self,
-        span: Span,
-        memory: memoryview,
-        tally: Tally,
-        missing: Sequence[int],
-        failure: CkptstoreError | None,
-    ) -> None:
-        """Chunks of a span, by number, from whichever copy has them.
+    def is_silent(self, copy: Copy) -> bool:
+        """Whether its tier gave no answer before, while there are others to ask first."""
+        return len(self.copies) > 1 and copy.tier.uuid in self._silent
 
-        Args:
-            failure: why the first copy does not give them; None if it is to be asked for each alone.
+    # --- pins and faults ----------------------------------------------------------------------
+
+    def hold(self, copy: Copy) -> None:
+        """Pins a copy, as far as that is possible, before it is read.
+
+        Raises:
+            DamageError: it is being deleted, is gone, or its record cannot be read.
+            BackendError: its tier does not answer, and was not known to be silent.
         """
-        first, _ = self.first
-        said: dict[int, list[Failure]] = {number: [] for number in missing}
-        if failure is not None:
-            for failures in said.values():
-                failures.append(Failure(first, span.key, failure))
-        for copy in self._ordered():
-            if missing and (copy is not first or failure is None):
-                missing = self._take(copy, span, memory, missing, said, tally)
-        for failures in said.values():
-            self._report(failures, tally.damaged)
-        if missing:
-            raise self._lost(span, missing[0], said[missing[0]])
-
-    def _take(
-        self,
-        copy: Copy,
-        span: Span,
-        memory: memoryview,
-        numbers: Sequence[int],
-        said: dict[int, list[Failure]],
-        tally: Tally,
-    ) -> Sequence[int]:
-        """Reads what it can from one copy; the numbers of the chunks that are still missing."""
+        if self._pins is None:
+            return
         try:
-            contents = self._located(copy)
-        except (BackendError, DamageError) as error:
-            self._note_silence(copy, error)
-            for number in numbers:
-                said[number].append(Failure.of_table(copy, error))
-            return numbers
-        self._pin(copy)
-        where = contents.locations
-        missing: list[int] = []
-        is_first = copy is self.first[0]
-        groups = collections.deque(side_by_side(contents, span, numbers, apart=is_first))
-        while groups:
-            group = groups.popleft()
-            row, start = span.rows[group[0]], span.starts[group[0]]
-            key = contents.keys.key(int(where.object[row]))
-            view = memory[start : span.starts[group[-1]] + span.lengths[group[-1]]]
-            reason: CkptstoreError = ChunkDamagedError(_CHANGED, key=key)
-            failed: Sequence[int] = group
-            try:
-                copy.tier.backend.read_into(key, int(where.offset[row]), view)
-            except BackendError as failure:
-                self._note_silence(copy, failure)
-                if len(group) > 1 and may_be_partial(failure):
-                    groups.extendleft([number] for number in reversed(group))
-                    continue
-                if is_silence(failure):  # what is left would only wait for it again
-                    failed = [*group, *(number for rest in groups for number in rest)]
-                    groups.clear()
-                reason = failure
+            if copy.tier.uuid in self._silent:
+                self._pins.hold_if_possible(copy)
             else:
-                tally.count(copy.tier.name, view.nbytes)
-                failed = self._wrong(span, memory, group)
-                if not is_first:
-                    tally.rescue(len(group) - len(failed))
-            for number in failed:
-                said[number].append(Failure(copy, key, reason))
-            missing += failed
-        return missing
+                self._pins.hold(copy)
+        except ChunkDamagedError:
+            self._gone.add(copy)
+            raise
 
-    def _wrong(self, span: Span, memory: memoryview, numbers: Sequence[int]) -> list[int]:
-        """The numbers of those chunks that do not hash to their digest."""
-        rows, starts, lengths = span.rows, span.starts, span.lengths
-        expected = self.contents.digests.array[[rows[number] for number in numbers]].tobytes()
-        wrong = []
-        for position, number in enumerate(numbers):
-            start = starts[number]
-            digest = blake3.blake3(memory[start : start + lengths[number]]).digest()
-            if digest != expected[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]:
-                wrong.append(number)
-        return wrong
-
-    def _lost(self, span: Span, number: int, failures: Sequence[Failure]) -> CkptstoreError:
-        row, tables = span.rows[number], self.contents.layout
-        name = tables.tensors[int(tables.chunks.tensor[row])].name
-        what = f"{self.contents}, tensor {name!r}: chunk {self.contents.digests[row].hex()[:16]}..."
-        if len(failures) > 1:
-            return nowhere(what, failures)
-        copy, key, error = failures[0]
-        if not is_damage(error):
-            return error
-        reason = f"{what} in {key} at {copy.tier.url} is damaged: {error.message}"
-        lost = ChunkDamagedError(reason, key=key, hint=HINT)
-        lost.__cause__ = error
-        return lost
-
-    # --- faults -------------------------------------------------------------------------------
-
-    def _ordered(self) -> list[Copy]:
+    def ordered(self) -> list[Copy]:
         """Those in tiers that do not answer come last: each call would wait for them again."""
         if not self._silent:
-            return self._copies
-        return sorted(self._copies, key=lambda copy: copy.tier.uuid in self._silent)
+            return self.copies
+        return sorted(self.copies, key=lambda copy: copy.tier.uuid in self._silent)
 
-    def _note_silence(self, copy: Copy, error: CkptstoreError) -> None:
+    def note_silence(self, copy: Copy, error: CkptstoreError) -> None:
+        """Takes note if it is the tier that does not answer."""
         if is_silence(error):
             self._silent.add(copy.tier.uuid)
 
-    def _pin(self, copy: Copy) -> None:
-        if self._pins is not None:
-            self._pins.hold_if_possible(copy)
-
-    def _report(self, failures: Sequence[Failure], damaged: dict[tuple[str, str], str]) -> None:
+    def report(self, failures: Sequence[Failure], damaged: dict[tuple[str, str], str]) -> None:
         """Each object once in `damaged`, and once in the log; of one copy alone the error says it all."""
-        if len(self._copies) == 1:
-            return
         for copy, key, error in failures:
-            self._note_silence(copy, error)
+            self.note_silence(copy, error)
+            self._accuse(copy, key, error)
+            if len(self.copies) == 1:
+                continue
             tier = copy.tier.name
             if is_silence(error):
                 key, line = "", f"tier {tier!r} does not give it: {error.message}"
@@ -354,7 +305,16 @@ class Sources:
                 if (tier, key) in damaged:
                     continue
                 damaged[tier, key] = line
-            log.warning("%s: another tier is asked instead: %s", self._name, line)
+            log.warning("%s: another tier is asked instead: %s", self.name, line)
+
+    def _accuse(self, copy: Copy, key: str, error: CkptstoreError) -> None:
+        """Of a copy that is not pinned, an object may just have been collected."""
+        if self.on_damaged is None or copy in self._gone or not is_damage(error):
+            return
+        if any(error is difference for difference in self._differences):
+            return
+        if self._pins is not None and self._pins.is_pinned(copy):
+            self.on_damaged(copy, key, error.message)
 
 
 class SharedContents(Contents):
@@ -366,4 +326,6 @@ class SharedContents(Contents):
 
     def table(self, name: str) -> bytes | memoryview:
         """One of the record's tables as it is stored, checked."""
-        return self.sources.table(name) if name in SAME_EVERYWHERE else super().table(name)
+        if name not in SAME_EVERYWHERE or name in self.fetched:
+            return super().table(name)
+        return self.sources.table(name)

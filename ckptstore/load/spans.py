@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ckptstore.tier.contents import Contents
+from ckptstore.model.tables import Locations
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,14 +26,18 @@ class Span:
 
 
 def side_by_side(
-    contents: Contents, span: Span, numbers: Sequence[int], *, apart: bool
+    where: Locations, span: Span, rows: Mapping[int, int], *, apart: bool
 ) -> Iterator[list[int]]:
-    """Chunks that lie in one object of this copy as they shall lie in memory, with nothing between them."""
-    where = contents.locations
+    """Chunks that lie in one object of a copy as they shall lie in memory, with nothing between them.
+
+    Args:
+        where: of the copy.
+        rows: number in the span -> row there, ascending.
+        apart: each by itself.
+    """
     group: list[int] = []
     at = None
-    for number in numbers:
-        row = span.rows[number]
+    for number, row in rows.items():
         place = int(where.object[row]), int(where.offset[row]) - span.starts[number]
         # Between two numbers that follow each other is no chunk that is good already.
         if group and (apart or place != at or number != group[-1] + 1):

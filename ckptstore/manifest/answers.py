@@ -7,7 +7,7 @@ import json
 import sqlite3
 from typing import Any
 
-from ckptstore.manifest.facts import facts_of
+from ckptstore.manifest.facts import facts_of, trimmed_of
 from ckptstore.manifest.rows import (
     BoxRow,
     CheckpointRow,
@@ -100,7 +100,7 @@ def history(connection: sqlite3.Connection, run_key: str, *, only_latest: bool =
         connection,
         "SELECT c.checkpoint, t.tier_uuid, r.attempt, r.generation, c.step, c.epoch, c.sequence,"
         " c.created_unix, c.state, c.restorable, c.damaged, c.damaged_reason, c.invalid_reason, c.doomed,"
-        " c.forgotten, c.verified_unix, c.metrics_json, c.tags_json"
+        " c.forgotten, c.verified_unix, c.metrics_json, c.tags_json, r.state_info_json"
         " FROM checkpoints AS c JOIN runs USING (run_id)"
         " JOIN replicas AS r ON r.replica_id = c.replica_id JOIN tiers AS t ON t.tier_id = r.tier_id"
         f" WHERE run_key = ? {wanted} ORDER BY c.epoch, c.sequence, c.checkpoint",
@@ -116,6 +116,7 @@ def history(connection: sqlite3.Connection, run_key: str, *, only_latest: bool =
             sequence=row["sequence"],
             created_at=row["created_unix"],
             facts=facts_of(row),
+            trimmed=trimmed_of(row["state_info_json"]),
             tier=row["tier_uuid"],
             copies=copies.get(row["checkpoint"], ((row["tier_uuid"], row["attempt"]),)),
         )

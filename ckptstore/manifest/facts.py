@@ -18,7 +18,7 @@ from ckptstore.manifest.text import (
     number_text,
 )
 from ckptstore.model.history import Entry, Facts, counting, derive
-from ckptstore.model.record import Note
+from ckptstore.model.record import TRIMMED, Note
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def replicas_of(connection: sqlite3.Connection, run: int, checkpoint: str) -> li
     """All records of a checkpoint, hottest tier first, each with its facts."""
     rows = connection.execute(
         "SELECT r.replica_id, r.tier_id, t.tier_order, r.attempt, r.generation, r.step, r.epoch, r.sequence,"
-        " r.created_unix, r.saved_metrics_json, r.saved_tags_json,"
+        " r.created_unix, r.saved_metrics_json, r.saved_tags_json, r.state_info_json,"
         " EXISTS (SELECT 1 FROM dooms AS d WHERE (d.tier_id, d.run_id, d.attempt) = (r.tier_id,"
         " r.run_id, r.attempt))"
         " FROM checkpoints AS c JOIN replicas AS r USING (checkpoint_id) JOIN tiers AS t USING (tier_id)"
@@ -56,12 +56,23 @@ def replicas_of(connection: sqlite3.Connection, run: int, checkpoint: str) -> li
         created,
         metrics,
         tags,
+        state_info,
         doomed,
     ) in rows:
         facts = derive(attempt, metrics_from_json(metrics), json.loads(tags), notes, doomed=bool(doomed))
-        entry = Entry(checkpoint, attempt, generation, step, epoch, sequence, created, facts)
+        entry = Entry(
+            checkpoint, attempt, generation, step, epoch, sequence, created, facts, trimmed_of(state_info)
+        )
         found.append(Replica(replica_id, tier_id, order, entry))
     return found
+
+
+def trimmed_of(state_info: str) -> tuple[str, ...]:
+    """Components that a record has lost, out of what it says of its state."""
+    if TRIMMED not in state_info:  # as nearly always: nothing is parsed
+        return ()
+    found = json.loads(state_info).get(TRIMMED)
+    return tuple(found) if isinstance(found, dict) else ()
 
 
 def notes_of(connection: sqlite3.Connection, run: int, checkpoint: str) -> list[Note]:

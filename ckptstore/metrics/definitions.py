@@ -103,3 +103,34 @@ OF_A_STORE = (
     UNREADABLE,
     SESSIONS,
 )
+
+# --- of a round of collecting -------------------------------------------------------------------------
+
+GC_LAST = Definition(
+    "gc_last_run_timestamp_seconds", "gauge", "When a round ended, in seconds since the epoch.", ("tier",)
+)
+GC_EXIT = Definition("gc_exit_code", "gauge", "How it ended: 0 well, else as docs/errors.md says.", ("tier",))
+GC_SECONDS = Definition("gc_seconds", "gauge", "How long the round took.", ("tier",))
+GC_CHECKPOINTS = Definition(
+    "gc_checkpoints",
+    "gauge",
+    "Checkpoints, by what became of them: kept, expiring, deleted, held (they were to go).",
+    ("tier", "outcome"),
+)
+GC_FREED = Definition(
+    "gc_freed_bytes",
+    "gauge",
+    "Bytes that the round freed, of checkpoints and of ended attempts.",
+    ("tier", "of"),
+)
+GC_NOT_DELETED = Definition(
+    "gc_objects_not_deleted",
+    "gauge",
+    "Objects that could not be deleted; the next round tries again.",
+    ("tier",),
+)
+GC_LEFT = Definition(
+    "gc_attempts_left", "gauge", "Attempts without an outcome, whose objects the round left alone.", ("tier",)
+)
+
+OF_A_ROUND = (GC_LAST, GC_EXIT, GC_SECONDS, GC_CHECKPOINTS, GC_FREED, GC_NOT_DELETED, GC_LEFT)

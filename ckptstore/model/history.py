@@ -76,7 +76,7 @@ def derive(
             case "valid":
                 invalid_reason = None
             case "forgotten":
-                forgotten = True
+                forgotten = bool(note.data.get("forgotten", True))
             case "expiring":
                 expiring = bool(note.data.get("expiring", True))
             case "verified" if note.attempt == attempt and note.data.get("complete"):
@@ -116,6 +116,7 @@ class Entry:
     """A checkpoint in a run's history: its counting record's identity, order and facts.
 
     Attributes:
+        trimmed: components that it was saved with and that this record has no more.
         tier: uuid of the tier of that record; empty where there is only one to be asked.
         copies: (tier uuid, attempt) of all its live records, hottest tier first, damaged ones last.
     """
@@ -128,6 +129,7 @@ class Entry:
     sequence: int
     created_at: float
     facts: Facts
+    trimmed: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
     tier: str = dataclasses.field(default="", compare=False, repr=False)
     copies: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False, repr=False)
 
@@ -147,6 +149,7 @@ def entry_of(record: CommitRecord, facts: Facts) -> Entry:
         sequence=record.sequence,
         created_at=record.created_at,
         facts=facts,
+        trimmed=tuple(record.trimmed),
     )
 
 

@@ -29,6 +29,9 @@ NOTE_KINDS: tuple[NoteKind, ...] = (
 IntentKind = Literal["save", "read", "replicate", "repair", "trim", "pin"]
 INTENT_KINDS: tuple[IntentKind, ...] = ("save", "read", "replicate", "repair", "trim", "pin")
 
+TRIMMED = "trimmed"
+"""In a record's `state_info`: component -> reason and time of its trim."""
+
 TABLE_NAMES = ("layout", "tree", "digests", "locations", "keys")
 
 
@@ -75,6 +78,14 @@ class ComponentSummary:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Trimmed:
+    """Why a checkpoint has a component no more, and since when (seconds since the epoch)."""
+
+    reason: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class CommitRecord:
     """The document that makes a checkpoint exist in a tier.
 
@@ -90,7 +101,7 @@ class CommitRecord:
         metadata: the caller's values, any that the value codec holds.
         tags: given at save; later ones are notes.
         not_captured: names of training state that the caller's TrainState did not hold.
-        state_info: facts about the state: per tensor class paths and such; small.
+        state_info: facts about the state; small. Its entry "trimmed" is read by :attr:`trimmed`.
         timings: seconds per phase, as far as known when the record was written.
         tables: layout, tree, digests, locations, keys.
     """
@@ -123,6 +134,16 @@ class CommitRecord:
     def order(self) -> tuple[int, int]:
         """(epoch, sequence)."""
         return (self.epoch, self.sequence)
+
+    @property
+    def trimmed(self) -> Mapping[str, Trimmed]:
+        """The components that the checkpoint was saved with and has lost to a trim, by name."""
+        found = self.state_info.get(TRIMMED, {})
+        return {
+            str(name): Trimmed(str(said.get("reason", "")), float(said.get("at", 0.0)))
+            for name, said in (found.items() if isinstance(found, dict) else ())
+            if isinstance(said, dict)
+        }
 
     @property
     def logical_bytes(self) -> int:

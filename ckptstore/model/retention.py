@@ -28,6 +28,9 @@ WAIT_SECONDS = 6 * 3600.0
 AHEAD_SECONDS = 86400.0
 """From so far ahead of the collector's clock on, a commit time is not believed."""
 
+OPTIONS = ("last", "every", "within", "hourly", "daily", "weekly", "tags", "best")
+BEST_OPTIONS = ("n", "metric", "mode", "wait")
+
 ANY_TAG = ("*",)
 _HOUR, _DAY = 3600, 86400
 _THURSDAY = 3  # the epoch began on one: weeks begin on Mondays
@@ -102,7 +105,8 @@ class Keep:
                 "a retention policy needs a rule: an empty one would delete all but the newest checkpoint",
                 hint="for instance Keep(last=3); to keep everything, set no policy",
             )
-        distances = () if every is None else (every,) if isinstance(every, int) else tuple(every)
+        distances = tuple(every) if isinstance(every, Sequence) and not isinstance(every, str) else (every,)
+        distances = () if every is None else distances
         self._set(
             last=0 if last is None else _count("last", last),
             every=tuple(sorted({_count("every", distance) for distance in distances})),
@@ -180,8 +184,7 @@ class Keep:
         Raises:
             UsageError: names the option that is unknown or cannot be used.
         """
-        names = ("last", "every", "within", "hourly", "daily", "weekly", "tags")
-        _refuse_unknown(fields, (*names, "best"), "retention")
+        _refuse_unknown(fields, OPTIONS, "retention")
         tags = fields.get("tags")
         tables = fields.get("best", [])
         tables = [tables] if isinstance(tables, Mapping) else tables
@@ -190,11 +193,11 @@ class Keep:
                 "retention: best must be a list of tables",
                 hint='write best = [{n = 2, metric = "val_loss", mode = "min"}]',
             )
-        options = {name: fields[name] for name in names if name in fields}
+        options = {name: fields[name] for name in OPTIONS[:-1] if name in fields}
         policies = [cls(**options)] if options.keys() - {"tags"} or not tables else []
         for table in tables:
-            _refuse_unknown(table, ("n", "metric", "mode", "wait"), "retention: best")
-            for needed in ("n", "metric", "mode"):
+            _refuse_unknown(table, BEST_OPTIONS, "retention: best")
+            for needed in BEST_OPTIONS[:-1]:
                 if needed not in table:
                     raise UsageError(f"retention: best: {needed} is missing")
             wait = table.get("wait", WAIT_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from ckptstore.tier.contents import Contents
 from ckptstore.tier.copies import Copy
 from ckptstore.tier.intents import Intent, Pin
 from ckptstore.tier.tier import Tier
+from ckptstore.tier.together import together
 
 log = logging.getLogger("ckptstore")
 
@@ -87,7 +89,7 @@ def open_attempt(
     except BackendError:
         raise  # it may pass: the next try goes on from here
     except CkptstoreError as error:
-        _fence(destination, source.run_key, attempt, error)
+        _fence(destination, source.run_key, attempt, error, owns=attempt not in _taken_over)
         intent.remove()
         raise
     else:
@@ -134,12 +136,11 @@ def _index(intent: Intent, destination: Tier, bases: Sequence[Copy]) -> ReuseInd
     known = {(base.run_key, base.attempt): base for base in bases}
     alive = []
     for pin, record in intent.surviving().items():
-        base = known.get(pin)
-        is_known = base is not None and "contents" in base.__dict__
-        if is_known and base is not None and base.contents.record.tables == record.tables:
-            alive.append(base.contents)
-        else:
-            alive.append(Contents(destination, record))
+        contents = known[pin].known_contents if pin in known else None
+        is_same = contents is not None and contents.record.tables == record.tables
+        alive.append(contents if contents is not None and is_same else Contents(destination, record))
+    named = ("layout", "digests", "locations", "keys")
+    together(destination.backend, [functools.partial(contents.prefetch, named) for contents in alive])
     number = Attempt.parse(intent.document.attempt).number
     return ReuseIndex(alive, destination.backend, Reporter(destination).report, number)
 
@@ -208,11 +209,11 @@ def _release(attempt: str) -> None:
     _taken_over.discard(attempt)
 
 
-def _fence(tier: Tier, run_key: str, attempt: str, error: CkptstoreError) -> None:
+def _fence(tier: Tier, run_key: str, attempt: str, error: CkptstoreError, *, owns: bool) -> None:
     """VOID at the commit key; failing to write it is not a second failure."""
     if isinstance(error, WrongStoreError):
         return  # nothing of ours is there now
     try:
-        commits.fence(tier, run_key, attempt, error.kind)
+        commits.fence(tier, run_key, attempt, error.kind, owns=owns)
     except CkptstoreError as second:
         log.warning("attempt %s could not be fenced: %s", attempt, second.message)

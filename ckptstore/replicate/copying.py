@@ -7,38 +7,43 @@ or with none of it, and with garbage that nothing names (docs/design/017-replica
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import logging
+import functools
 import threading
 from collections.abc import Callable, Sequence
 
-from ckptstore.errors import BackendError, CkptstoreError, ObjectNotFoundError, SaveFailedError
+from ckptstore.errors import BackendError, DamageError, ObjectNotFoundError, SaveFailedError
+from ckptstore.load.pins import Pins
+from ckptstore.load.sources import Sources
+from ckptstore.load.tally import Tally
 from ckptstore.model.documents import encode_record
-from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
-from ckptstore.model.record import CommitRecord, TableRef
+from ckptstore.model.ids import Attempt, Digest, chunk_key, digest_of, pack_key
+from ckptstore.model.record import CommitRecord
 from ckptstore.model.tables import written_bytes
 from ckptstore.pool import Pool, default_threads
+from ckptstore.replicate.accuser import Accuser
 from ckptstore.replicate.attempts import IsAlive, Kind, OpenAttempt, open_attempt
 from ckptstore.replicate.documents import copy_documents
 from ckptstore.replicate.memory import Memory
 from ckptstore.replicate.pace import Pace
-from ckptstore.replicate.reading import ChunkReader
+from ckptstore.replicate.reading import read_rows
 from ckptstore.save.commit import Assembly, create_record, summarize
 from ckptstore.save.limits import Limits
 from ckptstore.save.places import Places
 from ckptstore.save.reuse import Stored
-from ckptstore.save.saver import Reporter
 from ckptstore.save.tables import TableWriter
 from ckptstore.save.work import Progress
-from ckptstore.tier import commits
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.copies import Copy
+from ckptstore.tier.retry import hurried
 from ckptstore.tier.tier import Tier
-
-log = logging.getLogger("ckptstore")
+from ckptstore.tier.together import together
 
 BUDGET_BYTES = 96 << 20
-"""Memory for objects on their way, and a third more for buffers kept; one object is always held whole."""
+"""Memory for objects on their way, and kept for the next; one object is always held whole."""
+OTHER_BYTES = 32 << 20
+"""What may be taken besides: mostly glibc's arenas, of which each thread that sends gets one, 3 MiB each."""
 
 _RANK = 0
 
@@ -106,22 +111,35 @@ def copy_checkpoint(
     Raises:
         BusyError: another process is copying it there.
         ChunkDamagedError: no copy has a chunk good; nothing was committed.
+        NotFoundError: every copy is gone, or is being deleted.
         SaveFailedError: the attempt was fenced, and nothing was committed.
         WrongStoreError, BackendError, CopyStopped: nothing was committed; the next try goes on where this one
             ended.
     """
     started = destination.environment.monotonic()
     destination.check_marker()
-    with ChunkReader(copies, Accuser().accuse) as reader:
-        source = reader.first
+    step = Attempt.parse(copies[0].attempt).step
+    run = _run_of(copies)
+    name = f"run {copies[0].run_key if run is None else repr(run)} step {step}"
+    sources = Sources(copies, name, Pins(run, step), Accuser().accuse)
+    with sources.reading():
+        source, _ = sources.first
         copy_documents(source, destination)
         with open_attempt(source, destination, kind, bases, is_alive) as opened:
             if isinstance(opened, CommitRecord):  # committed by the process that was taken over from
                 return Copied(Contents(destination, opened), 0, 0, opened.logical_bytes, 0.0)
-            copier = _Copier(reader, destination, opened, progress or Progress(), pace, is_stopped)
+            copier = _Copier(sources, destination, opened, progress or Progress(), pace, is_stopped)
             contents = copier.copy(generation)
     seconds = destination.environment.monotonic() - started
     return Copied(contents, copier.new_bytes, copier.sent_bytes, copier.reused_bytes, seconds)
+
+
+def _run_of(copies: Sequence[Copy]) -> str | None:
+    """Its name, for the read intents and for people; None if no record can be read, which is told later."""
+    for copy in copies:
+        with contextlib.suppress(BackendError, DamageError), hurried():
+            return copy.record.run
+    return None
 
 
 class _Copier:
@@ -129,20 +147,22 @@ class _Copier:
 
     def __init__(
         self,
-        reader: ChunkReader,
+        sources: Sources,
         destination: Tier,
         opened: OpenAttempt,
         progress: Progress,
         pace: Pace | None,
         is_stopped: Callable[[], bool] | None,
     ) -> None:
-        self._reader = reader
-        self._source = reader.first
+        self._sources = sources
+        self._source, self._contents = sources.first
+        self._tree = bytes(sources.table("tree"))  # one that cannot be read is better known at once
+        self._tally = Tally()
         self._destination = destination
         self._opened = opened
         self._progress = progress
         environment = destination.environment
-        self._pace = pace or Pace(None, environment.monotonic, environment.sleep)
+        self._pace = pace or Pace(None, environment.monotonic)
         self._is_stopped = is_stopped or (lambda: False)
         self._memory = Memory(BUDGET_BYTES)
         self._lock = threading.Lock()
@@ -154,15 +174,18 @@ class _Copier:
         stored, units = self._plan()
         self._put(units)
         attempt = str(self._opened.attempt)
-        contents = source.contents
+        contents = self._contents
         places = Places.of([stored[digest] for digest in contents.digests])
         keys = places.key_list()
         locations = places.locations(keys)
         record = source.record
         writer = TableWriter(destination.backend, self._opened.index, attempt, _RANK, record.chunk_bytes)
-        tables = {name: self._same_table(writer, name) for name in ("layout", "tree", "digests")}
-        tables["locations"] = writer.write(locations.encode())
-        tables["keys"] = writer.write(keys.encode())
+        same = ("layout", "digests")
+        reads = [functools.partial(self._sources.table, name) for name in same]
+        data = dict(zip(same, map(bytes, together(source.tier.backend, reads)), strict=True))
+        data |= {"tree": self._tree, "locations": locations.encode(), "keys": keys.encode()}
+        writes = [functools.partial(writer.write, table) for table in data.values()]
+        tables = dict(zip(data, together(destination.backend, writes), strict=True))
         self._sync()
         components = tuple(component.name for component in record.components)
         assembly = Assembly(contents.layout, b"", contents.digests, locations, keys, components)
@@ -175,8 +198,7 @@ class _Copier:
             tables=tables,
         )
         destination.check_marker()
-        create_record(destination, source.run_key, made, encode_record(made))
-        found = commits.read_commit(destination, source.run_key, attempt)
+        found = create_record(destination, source.run_key, made, encode_record(made))
         if isinstance(found, CommitRecord) and found.tables != made.tables:
             # A process that was taken for dead has committed this attempt: what stands there counts.
             return Contents(destination, found)
@@ -200,15 +222,11 @@ class _Copier:
                 hint="it is copied anew",
             ) from error
 
-    def _same_table(self, writer: TableWriter, name: str) -> TableRef:
-        """A table that is the same in every tier."""
-        return writer.write(bytes(self._source.contents.table(name)))
-
     # --- which objects ----------------------------------------------------------------------------
 
     def _plan(self) -> tuple[dict[Digest, Stored], list[_Unit]]:
         """Where each chunk is or is to be in the destination, and the objects that must be put."""
-        contents, index = self._source.contents, self._opened.index
+        contents, index = self._contents, self._opened.index
         where, keys = contents.locations, contents.keys
         lengths = where.length.tolist()
         is_packed = keys.is_pack[where.object].tolist() if len(where.object) else []
@@ -252,7 +270,7 @@ class _Copier:
 
         So a checkpoint whose small chunks lie in many packs of earlier saves arrives in few objects.
         """
-        layout = self._source.contents.layout
+        layout = self._contents.layout
         most = Limits.of(layout.chunk_bytes).pack_bytes
         components = layout.heads.components
         tensors = layout.chunks.tensor[list(rows)].tolist() if rows else []
@@ -286,8 +304,10 @@ class _Copier:
             raise CopyStopped
         if not (self._opened.begun_before and self._is_there(unit)):
             self._pace.pass_bytes(unit.nbytes)
+            if self._is_stopped():  # its wait was ended
+                raise CopyStopped
             with self._memory.take(unit.nbytes) as memory:
-                self._reader.read(unit.rows, memory)
+                read_rows(self._sources, unit.rows, memory, self._tally)
                 self._destination.backend.put(unit.key, [memory])
             with self._lock:
                 self.sent_bytes += unit.nbytes
@@ -304,8 +324,8 @@ class _Copier:
         if backend.capabilities.local_path is None:
             return True
         # On a disk, only who put it makes its name durable: it is put again, and does not travel again.
-        digests = self._source.contents.digests
-        lengths = self._source.contents.locations.length[unit.rows].tolist()
+        digests = self._contents.digests
+        lengths = self._contents.locations.length[unit.rows].tolist()
         with self._memory.take(unit.nbytes) as memory:
             backend.read_into(unit.key, 0, memory)
             start = 0
@@ -315,18 +335,3 @@ class _Copier:
                 start += length
             backend.put(unit.key, [memory])
         return True
-
-
-class Accuser:
-    """Marks copies damaged whose objects turned out bad, once each."""
-
-    def __init__(self) -> None:
-        self._reporters: dict[str, Reporter] = {}
-
-    def accuse(self, copy: Copy, key: str, reason: str) -> None:
-        """Writes it down in that tier, as far as that is possible."""
-        try:
-            reporter = self._reporters.setdefault(copy.tier.uuid, Reporter(copy.tier))
-            reporter.report(copy.record, key, reason)
-        except CkptstoreError as error:
-            log.warning("that %s is damaged was not written down: %s", key, error.message)

@@ -35,6 +35,10 @@ class Owed:
         return DamageError.exit_code if self.is_damaged else 0
 
 
+def _has_less(entry: Entry, copy: Entry) -> bool:
+    return not copy.facts.damaged and bool(set(entry.trimmed) - set(copy.trimmed))
+
+
 def debt(
     replicas: Mapping[str, Mapping[str, Entry]],
     hotter: Sequence[str],
@@ -60,9 +64,9 @@ def debt(
             is_better = found is None or (found.entry.facts.damaged and not entry.facts.damaged)
             if not is_better or entry.facts.doomed or entry.facts.forgotten:
                 continue
-            # A later generation (repaired, or with a component trimmed) is copied, too; a damaged one is not
-            # replaced by the same again: that is what `repair` does.
-            if copy is None or copy.generation < entry.generation:
+            # A later generation is copied, too; a damaged one is not replaced by the same again: that is what
+            # `repair` does. One that only has less is not: each tier trims by itself, as it deletes.
+            if copy is None or (copy.generation < entry.generation and not _has_less(entry, copy)):
                 why = "" if not entry.facts.damaged else f"damaged: {entry.facts.damaged_reason}"
                 if not why and entry.facts.invalid_reason is not None:
                     why = f"invalid: {entry.facts.invalid_reason}"

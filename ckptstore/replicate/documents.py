@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 
-from ckptstore.errors import DamageError, FormatTooNewError
-from ckptstore.tier import layout, notes, runs
+from ckptstore.errors import DamageError, FormatTooNewError, ObjectExistsError
+from ckptstore.tier import layout, notes, policies, runs
 from ckptstore.tier.copies import Copy
 from ckptstore.tier.tier import Tier
+from ckptstore.tier.together import together
 
 log = logging.getLogger("ckptstore")
 
-OF_ONE_TIER = ("verified", "damaged")
+OF_ONE_TIER = ("verified", "damaged", "expiring")
 """Kinds of notes about one tier's copy; all others are about the checkpoint, wherever it is."""
 
 
@@ -23,12 +24,17 @@ def copy_documents(source: Copy, destination: Tier) -> None:
         BackendError: a tier does not answer.
     """
     run_key = source.run_key
-    _copy(source.tier, destination, layout.run_document(run_key))
-    there = set(runs.epoch_numbers(destination, run_key))
-    for number in runs.epoch_numbers(source.tier, run_key):
-        if number not in there:
-            _copy(source.tier, destination, layout.epoch_key(run_key, number))
-    copy_notes(source, destination)
+
+    def copy_run() -> None:
+        _copy(source.tier, destination, layout.run_document(run_key))
+
+    def copy_epochs() -> None:
+        there = set(runs.epoch_numbers(destination, run_key))
+        for number in runs.epoch_numbers(source.tier, run_key):
+            if number not in there:
+                _copy(source.tier, destination, layout.epoch_key(run_key, number))
+
+    together(destination.backend, [copy_run, copy_epochs, lambda: _copy_notes(source, destination)])
 
 
 def catch_up(source: Tier, destination: Tier, run_key: str, checkpoints: Container[str]) -> int:
@@ -46,12 +52,28 @@ def catch_up(source: Tier, destination: Tier, run_key: str, checkpoints: Contain
     )
 
 
-def copy_notes(source: Copy, destination: Tier) -> int:
-    """The checkpoint's notes that the destination lacks; returns how many there were."""
+def carry_policies(source: Tier, destination: Tier, run_key: str | None) -> None:
+    """Makes two tiers agree on a run's retention policy or (None) the default, if the source has one.
+
+    Raises:
+        BackendError: a tier does not answer.
+    """
+    if not policies.numbers(source, run_key):  # the colder one need not be asked
+        return
+    try:
+        policies.level([source, destination], run_key)
+    except ObjectExistsError as error:  # changed this moment; the next round sees how
+        log.info("a retention policy is not carried yet: %s", error.message)
+    except (DamageError, FormatTooNewError) as error:
+        log.error("a retention policy is not carried: %s", error.message)
+
+
+def _copy_notes(source: Copy, destination: Tier) -> None:
     checkpoint = source.record.checkpoint
     there = set(notes.note_keys(destination, source.run_key, checkpoint))
     missed = set(notes.note_keys(source.tier, source.run_key, checkpoint)) - there
-    return sum(_copy_note(source.tier, destination, source.run_key, key) for key in sorted(missed))
+    for key in sorted(missed):
+        _copy_note(source.tier, destination, source.run_key, key)
 
 
 def _copy_note(source: Tier, destination: Tier, run_key: str, key: str) -> bool:

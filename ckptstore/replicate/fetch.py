@@ -6,7 +6,7 @@ from ckptstore.errors import NotFoundError
 from ckptstore.model.history import Entry
 from ckptstore.replicate import repair
 from ckptstore.replicate.copying import Copied, copy_checkpoint
-from ckptstore.replicate.rounds import MOST_BASES, Source
+from ckptstore.replicate.source import MOST_BASES, Source
 from ckptstore.save.work import Progress
 from ckptstore.tier.copies import Copy
 
@@ -38,4 +38,6 @@ def fetch(source: Source, run_key: str, entry: Entry, progress: Progress | None 
     good = [other for other in there.values() if other.facts.restorable]
     good.sort(key=lambda other: abs(other.created_at - entry.created_at))
     bases = [Copy(hot, run_key, other.attempt) for other in good[:MOST_BASES]]
-    return copy_checkpoint(copies, hot, bases=bases, progress=progress)
+    copied = copy_checkpoint(copies, hot, bases=bases, progress=progress)
+    source.note_committed(hot, run_key, copied.contents.record.attempt)
+    return copied

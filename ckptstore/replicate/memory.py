@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import mmap
 import threading
@@ -10,47 +9,55 @@ from collections.abc import Iterator
 
 from ckptstore.pool import Budget
 
-_ROUND_BYTES = 1 << 20
+_FINE_BYTES, _COARSE_BYTES = 1 << 20, 8 << 20
 
 
 class Memory:
     """Lends buffers to several threads; memory that was touched before is quicker than new memory.
 
     Args:
-        limit: bytes lent at once, or one buffer if that is more. Besides, at most a third of it is kept free.
+        limit: bytes of all buffers, those lent and those kept for later; or one buffer if that is more.
     """
 
     def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._budget = Budget(limit)
-        self._most_free = limit // 3
-        self._free: list[tuple[int, int, mmap.mmap]] = []  # (size, number, buffer), the smallest first
-        self._free_bytes = self._made = 0
+        self._free: list[tuple[int, mmap.mmap]] = []  # (size, buffer), those used last at the end
+        self._mapped_bytes = self._made = 0
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def take(self, nbytes: int) -> Iterator[memoryview]:
         """A buffer of that size, beginning at a page; waits until there is room."""
-        with self._budget.hold(nbytes):
-            entry = self._pop(max(1, -(-nbytes // _ROUND_BYTES)) * _ROUND_BYTES)
-            view = memoryview(entry[2])
+        size = _rounded(nbytes)
+        with self._budget.hold(size):
+            buffer = self._pop(size)
+            view = memoryview(buffer)[:nbytes]
             try:
-                yield view[:nbytes]
+                yield view
             finally:
-                view.release()
-                self._push(entry)
+                with contextlib.suppress(BufferError):  # an error's traceback holds a part of it
+                    view.release()
+                with self._lock:
+                    self._free.append((size, buffer))
+                del buffer
 
-    def _pop(self, size: int) -> tuple[int, int, mmap.mmap]:
+    def _pop(self, size: int) -> mmap.mmap:
         with self._lock:
-            at = bisect.bisect_left(self._free, (size, 0))
-            if at < len(self._free) and self._free[at][0] <= 2 * size:
-                entry = self._free.pop(at)
-                self._free_bytes -= entry[0]
-                return entry
+            for number in reversed(range(len(self._free))):
+                if self._free[number][0] == size:
+                    return self._free.pop(number)[1]
+            while self._free and self._mapped_bytes + size > self._limit:
+                dropped, buffer = self._free.pop(0)
+                with contextlib.suppress(BufferError):  # it goes with that traceback
+                    buffer.close()
+                self._mapped_bytes -= dropped
+            self._mapped_bytes += size
             self._made += 1
-            return size, self._made, mmap.mmap(-1, size)
+            return mmap.mmap(-1, size)
 
-    def _push(self, entry: tuple[int, int, mmap.mmap]) -> None:
-        with self._lock:
-            if self._free_bytes + entry[0] <= self._most_free:
-                bisect.insort(self._free, entry)
-                self._free_bytes += entry[0]
+
+def _rounded(nbytes: int) -> int:
+    """Few sizes, so that a buffer fits the next object, too."""
+    step = _FINE_BYTES if nbytes <= 2 * _COARSE_BYTES else _COARSE_BYTES
+    return max(1, -(-nbytes // step)) * step

@@ -14,24 +14,31 @@ class Pace:
 
     Args:
         bytes_per_second: None lets everything pass.
-        monotonic, sleep: the clock, in seconds.
+        monotonic: the clock, in seconds.
+        sleep: waits that many seconds, in place of a wait that :meth:`stop` ends; for tests.
     """
 
     def __init__(
         self,
         bytes_per_second: int | None,
         monotonic: Callable[[], float],
-        sleep: Callable[[float], object],
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._rate = bytes_per_second
         self._monotonic = monotonic
-        self._sleep = sleep
+        self._stopped = threading.Event()
+        self._sleep = sleep or self._stopped.wait
         self._lock = threading.Lock()
         self._free_at = monotonic()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether more has passed, or is about to, than the rate allows by now."""
+        return self._rate is not None and self._free_at > self._monotonic()
+
     def pass_bytes(self, nbytes: int) -> None:
-        """Waits until `nbytes` more may pass."""
-        if self._rate is None:
+        """Waits until `nbytes` more may pass, or :meth:`stop` is called."""
+        if self._rate is None or self._stopped.is_set():
             return
         with self._lock:
             now = self._monotonic()
@@ -40,3 +47,11 @@ class Pace:
             wait = start - now
         if wait > 0:
             self._sleep(wait)
+
+    def stop(self) -> None:
+        """Ends all waits: who waited asks next whether it is to go on."""
+        self._stopped.set()
+
+    def go_on(self) -> None:
+        """The rate holds again."""
+        self._stopped.clear()

@@ -8,8 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from ckptstore.errors import BackendError, CkptstoreError, DamageError, FormatTooNewError
 from ckptstore.model.history import Entry
-from ckptstore.replicate.copying import Accuser, Copied, copy_checkpoint
-from ckptstore.replicate.rounds import Passed, Sent, Source
+from ckptstore.replicate.accuser import Accuser
+from ckptstore.replicate.copying import Copied, copy_checkpoint
+from ckptstore.replicate.reports import Passed, Sent
+from ckptstore.replicate.source import Source
 from ckptstore.save.work import Progress
 from ckptstore.tier import notes
 from ckptstore.tier.copies import Copy
@@ -92,11 +94,15 @@ def _repair(
     ]
     usable = [(found, other) for found, other in others if not found.facts.doomed]
     usable.sort(key=lambda pair: pair[0].facts.damaged)  # those not known to be damaged first
-    copies = [Copy(other, run_key, found.attempt) for found, other in usable]
+    less = set(entry.trimmed)
+    whole = [Copy(other, run_key, found.attempt) for found, other in usable if less.issuperset(found.trimmed)]
+    trimmed = [
+        Copy(other, run_key, found.attempt) for found, other in usable if not less.issuperset(found.trimmed)
+    ]
     generation = 1 + max(found.generation for found in (entry, *(found for found, _ in others)))
     reason = entry.facts.damaged_reason or "damaged"
-    # The damaged one is the last: most of it is good still.
-    return Repair(run, entry.step, entry.checkpoint, damaged, reason, (*copies, damaged), generation)
+    # The damaged one comes late: most of it is good still. Those that have lost a component give chunks only.
+    return Repair(run, entry.step, entry.checkpoint, damaged, reason, (*whole, damaged, *trimmed), generation)
 
 
 def carry_out(
@@ -130,6 +136,7 @@ def carry_out(
                 break
             continue
         made.append(Copy(tier, repair.damaged.run_key, copied.contents.record.attempt))
+        source.note_committed(tier, repair.damaged.run_key, copied.contents.record.attempt)
         repaired.append(
             Sent(
                 repair.run,

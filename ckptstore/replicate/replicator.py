@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from ckptstore.errors import CkptstoreError
+from ckptstore.errors import BackendError, CkptstoreError
 from ckptstore.replicate.debt import Owed, Wanted
-from ckptstore.replicate.rounds import Report, Rounds, Sent, Source
+from ckptstore.replicate.reports import Report, Sent
+from ckptstore.replicate.rounds import Rounds
+from ckptstore.replicate.source import Source
 from ckptstore.save.lane import step_back
+from ckptstore.tier.asking import answers
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 1.0, 300.0
+FIRST_LOOK_SECONDS, MOST_LOOK_SECONDS = 0.02, 2.0
+"""Who waits for another process's copy looks so often, at first and at last: a look is some listings."""
+QUIET_SECONDS = 120.0
+"""Copying during which nothing moved for so long is not waited for at the end of a run."""
+STOP_SECONDS = 30.0
+"""So long the end of a store waits for objects that are being copied."""
 
 
 class Replicator(Rounds):
@@ -32,7 +42,7 @@ class Replicator(Rounds):
         source: Source,
         destination: Tier,
         *,
-        wanted: Wanted | None = None,
+        wanted: Callable[[str], Wanted | None] | None = None,
         on_sent: Callable[[Sent], None] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -42,11 +52,17 @@ class Replicator(Rounds):
         self._asked = self._answered = self._seen = 0
         self._in_vain = 0
         self._is_hurried = False
+        self._woken: set[str | None] = {None}  # runs, or (None) all: what was owed before is not known
 
-    def wake(self) -> None:
-        """Something was committed: copies it in a thread of its own, which is started if there is none."""
+    def wake(self, run: str | None = None) -> None:
+        """Something was committed: copies it in a thread of its own, which is started if there is none.
+
+        Args:
+            run: of this run; the tiers need not be asked about others. None: of any.
+        """
         with self._changed:
             self._asked += 1
+            self._woken.add(run)
             self._changed.notify_all()
             if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(
@@ -54,21 +70,46 @@ class Replicator(Rounds):
                 )
                 self._thread.start()
 
-    def wait_for(self, checkpoint: str, timeout: float | None = None) -> bool:
+    def wait_for(self, checkpoint: str, timeout: float | None = None, *, run: str | None = None) -> bool:
         """Waits until the tier has a checkpoint; False when the time is over or it is passed over.
 
-        Copying begins, if it has not.
+        Copying begins, if it has not; a tier that failed before is tried at once, for it may be back.
+
+        Args:
+            timeout: seconds; None waits without end.
+            run: whose it is; None looks through all.
         """
         with self._changed:
             if checkpoint in self._done:
                 return True
             self._passed_over.pop(checkpoint, None)  # it may be wanted by now: the next round tells
-        self.wake()
+            self._is_hurried = True
+        self.wake(run)
         with self._changed:
             self._changed.wait_for(
                 lambda: checkpoint in self._done or checkpoint in self._passed_over, timeout
             )
             return checkpoint in self._done
+
+    def watch_for(self, checkpoint: str, timeout: float | None = None, *, run: str | None = None) -> bool:
+        """As :meth:`wait_for`, where another process copies: looks, ever more seldom, and copies nothing."""
+        clock, wait = self._environment.monotonic, FIRST_LOOK_SECONDS
+        end = math.inf if timeout is None else clock() + timeout
+        with self._changed:
+            self._passed_over.pop(checkpoint, None)
+        while True:
+            try:
+                self.owing(run)
+            except BackendError as error:
+                self.last_error = error
+            with self._changed:
+                if checkpoint in self._done or checkpoint in self._passed_over:
+                    return checkpoint in self._done
+            left = end - clock()
+            if left <= 0:
+                return False
+            self._environment.sleep(min(wait * (0.5 + self._jitter()), left))
+            wait = min(wait * 1.5, MOST_LOOK_SECONDS)
 
     def passed_over(self, checkpoint: str) -> Owed | None:
         """A checkpoint that is not copied, with the reason, as of the last round; None if it is."""
@@ -79,6 +120,10 @@ class Replicator(Rounds):
         """Waits until nothing is owed; False when two tries in a row are in vain, or the time is over.
 
         A tier that failed before gets one more try, at once: it may be back.
+
+        Args:
+            timeout: seconds in all; without it as long as something moves: until nothing has for
+                :data:`QUIET_SECONDS`, as with a server that takes connections and never answers.
         """
         with self._changed:
             if self._thread is None:
@@ -86,23 +131,49 @@ class Replicator(Rounds):
             if self._in_vain > 1:
                 self._in_vain, self._is_hurried = 1, True
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._in_vain > 1 or self._is_idle, timeout)
+            if timeout is not None:
+                self._changed.wait_for(self._is_decided, timeout)
+                return self._is_idle
+            moved = self._moved()
+            while not self._changed.wait_for(self._is_decided, QUIET_SECONDS) and moved != self._moved():
+                moved = self._moved()
             return self._is_idle
+
+    def _is_decided(self) -> bool:
+        return self._in_vain > 1 or self._is_idle
+
+    def _moved(self) -> tuple[float, ...]:
+        """Changes while copying gets on: bytes, any answer of the tier, or a wait for its cap."""
+        waits = self._environment.monotonic() if self._pace.is_waiting else 0.0
+        return self.progress.done_bytes, answers(self.destination.backend), waits
 
     @property
     def _is_idle(self) -> bool:
         return self._answered >= self._asked
 
-    def stop(self) -> None:
-        """Ends the thread after the objects that it is copying; what is owed stays owed."""
+    def stop(self, timeout: float | None = STOP_SECONDS) -> bool:
+        """Ends the thread after the objects that it is copying; what is owed stays owed.
+
+        Args:
+            timeout: seconds; None waits without end.
+
+        Returns:
+            False when it has not ended by then: it ends when the tier answers, or with the process, and this
+            replicator copies nothing any more.
+        """
         with self._changed:
             self._stopping = True
+            self._pace.stop()
             self._changed.notify_all()
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(timeout)
+            if thread.is_alive():
+                return False
         with self._changed:
             self._thread, self._stopping = None, False
+            self._pace.go_on()
+        return True
 
     def _work(self) -> None:
         step_back()
@@ -112,8 +183,12 @@ class Replicator(Rounds):
                 if self._stopping:
                     return
                 self._seen = self._asked
-            report = self._try()
+                woken, self._woken = self._woken, set()
+            report = self._try(woken)
             with self._changed:
+                if report is None:
+                    self._woken |= woken
+                self._woken |= self._behind
                 if report is not None and not report.owed:
                     self._answered, self._in_vain = self._seen, 0
                     self._changed.notify_all()
@@ -135,10 +210,12 @@ class Replicator(Rounds):
     def _has_news(self) -> bool:
         return self._asked != self._seen
 
-    def _try(self) -> Report | None:
+    def _try(self, woken: Collection[str | None]) -> Report | None:
         """One round; None when it could not even begin."""
+        # What the tier missed while it was away may be of any run.
+        is_full = self._missed_notes or None in woken
         try:
-            return self.run_once()
+            return self.run_once(None if is_full else [run for run in woken if run is not None])
         except CkptstoreError as error:
             self._note_failure(error, "what is owed")
         except Exception:

@@ -2,115 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection
 
 from ckptstore.environment import Environment
 from ckptstore.errors import BackendError, BusyError, CkptstoreError
 from ckptstore.model.history import Entry
-from ckptstore.model.record import EpochDoc
+from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.replicate.copying import Copied, CopyStopped, copy_checkpoint
 from ckptstore.replicate.debt import Owed, Wanted, debt
-from ckptstore.replicate.documents import catch_up
+from ckptstore.replicate.documents import carry_policies, catch_up
 from ckptstore.replicate.pace import Pace
+from ckptstore.replicate.reports import Passed, Report, Sent, Status
+from ckptstore.replicate.source import Source, bases_of
 from ckptstore.save.work import Progress
 from ckptstore.tier.copies import Copy
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
-MOST_BASES = 3
-"""So many of the destination's newest checkpoints may be reused, besides parents."""
 LOUD_CHECKPOINTS, LOUD_SECONDS = 20, 6 * 3600.0
 """A debt of more checkpoints, or of an older one, is said loudly when copying fails."""
 
-
-class Source(Protocol):
-    """What a replicator asks of its store."""
-
-    @property
-    def tiers(self) -> Sequence[Tier]: ...
-    def refresh(self, run_key: str | None = None) -> None: ...
-    def run_names(self) -> list[tuple[str, str]]: ...
-    def replicas(self, run_key: str) -> Mapping[str, Mapping[str, Entry]]: ...
-    def sessions(self, run_key: str) -> list[EpochDoc]: ...
-    def copies_of(self, run_key: str, entry: Entry) -> list[Copy]: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sent:
-    """A checkpoint that was copied."""
-
-    run: str
-    step: int
-    checkpoint: str
-    new_bytes: int
-    sent_bytes: int
-    reused_bytes: int
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Passed:
-    """A checkpoint that was not copied, and why.
-
-    Attributes:
-        exit_code: of the error, as a command ends with it; 0 where nothing is wrong.
-    """
-
-    run: str
-    step: int
-    checkpoint: str
-    reason: str
-    exit_code: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
-    """What one round did.
-
-    Attributes:
-        sent: copied, in this order.
-        skipped: not wanted there, damaged, or being copied by another process.
-        failed: tried in vain.
-        owed: checkpoints still to be copied.
-        is_cut_short: it ended before all were tried: something newer came, or it was stopped.
-    """
-
-    tier: str
-    sent: tuple[Sent, ...]
-    skipped: tuple[Passed, ...]
-    failed: tuple[Passed, ...]
-    owed: int
-    seconds: float
-    is_cut_short: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Status:
-    """How copying to a tier goes in this process.
-
-    Attributes:
-        owed: checkpoints still to be copied, as last counted; None before the first round.
-        copying: the checkpoint under way.
-        done_bytes, total_bytes: of its chunks.
-        bytes_per_second: of it, so far; 0 before the first.
-        seconds_left: for it, at that rate; None when that cannot be said.
-        failures: in a row.
-        last_error: what the last of them was.
-    """
-
-    owed: int | None
-    copying: str | None
-    done_bytes: int
-    total_bytes: int
-    bytes_per_second: float
-    seconds_left: float | None
-    failures: int
-    last_error: str | None
+Runs = str | Collection[str] | None
+"""Names of runs; None: all."""
 
 
 class Rounds:
@@ -119,7 +35,7 @@ class Rounds:
     Args:
         source: the store.
         destination: the tier.
-        wanted: what the tier's own retention keeps.
+        wanted: what retention keeps there of the run of a name; None of a run whose checkpoints all stay.
         on_sent: told of each checkpoint that was copied.
     """
 
@@ -128,7 +44,7 @@ class Rounds:
         source: Source,
         destination: Tier,
         *,
-        wanted: Wanted | None = None,
+        wanted: Callable[[str], Wanted | None] | None = None,
         on_sent: Callable[[Sent], None] | None = None,
     ) -> None:
         self._source = source
@@ -136,15 +52,14 @@ class Rounds:
         self._wanted = wanted
         self._on_sent = on_sent
         self._environment: Environment = destination.environment
-        self._pace = Pace(
-            destination.limits.max_bytes_per_second, self._environment.monotonic, self._environment.sleep
-        )
+        self._pace = Pace(destination.limits.max_bytes_per_second, self._environment.monotonic)
         self._known: dict[str, Copy] = {}  # run key -> what was copied last: its tables need not be read
         self._changed = threading.Condition()
         self._stopping = False
         self._done: set[str] = set()
         self._passed_over: dict[str, Owed] = {}  # by checkpoint: with why it is not copied
         self._missed_notes = True  # those of the time before, or while the tier was away
+        self._behind: set[str] = set()  # runs of which something was owed when the last round ended
         self._copying: tuple[str, float] | None = None  # (checkpoint, since when)
         self.new_progress: Callable[[], Progress] = Progress
         self.progress = Progress()
@@ -155,22 +70,29 @@ class Rounds:
 
     # --- one round ------------------------------------------------------------------------------
 
-    def owing(self, run: str | None = None) -> list[tuple[str, str, Owed]]:
-        """(run, run key, what is owed), runs by name, each newest first; passed over ones included."""
+    def owing(self, runs: Runs = None, *, is_fresh: bool = False) -> list[tuple[str, str, Owed]]:
+        """(run, run key, what is owed), runs by name, each newest first; passed over ones included.
+
+        Args:
+            runs: only these are looked at in the tiers; all unless given.
+            is_fresh: what is known of the tiers is from this moment.
+        """
+        names = _names(runs)
         tiers = list(self._source.tiers)
         place = [tier.uuid for tier in tiers].index(self.destination.uuid)
         hotter = [tier.uuid for tier in tiers[:place]]
-        self._source.refresh()
+        for key in [] if is_fresh else [None] if names is None else sorted(map(run_key_of, names)):
+            self._source.refresh(key)
         found = []
         for name, run_key in self._source.run_names():
-            if run in (None, name):
+            if names is None or name in names:
                 replicas = self._source.replicas(run_key)
                 owed = debt(
                     replicas,
                     hotter,
                     self.destination.uuid,
                     self._source.sessions(run_key),
-                    self._wanted,
+                    None if self._wanted is None else self._wanted(name),
                 )
                 with self._changed:
                     self._done |= replicas.get(self.destination.uuid, {}).keys()  # others copy, too
@@ -179,14 +101,17 @@ class Rounds:
                 found += [(name, run_key, item) for item in owed]
         return found
 
-    def run_once(self, run: str | None = None) -> Report:
+    def run_once(self, runs: Runs = None) -> Report:
         """Copies what is owed now; one that fails does not stop the others, unless the tier is away.
+
+        Args:
+            runs: only of these; all unless given.
 
         Raises:
             BackendError: a tier does not answer at all.
         """
         started = self._environment.monotonic()
-        owing = self.owing(run)
+        owing = self.owing(runs)
         sent: list[Sent] = []
         skipped = [
             Passed(name, owed.entry.step, owed.entry.checkpoint, owed.why, owed.exit_code)
@@ -200,8 +125,9 @@ class Rounds:
         todo.sort(key=lambda item: item[2].entry.created_at, reverse=True)
         self.owed = len(todo)
         self.owed_since = min((item[2].entry.created_at for item in todo), default=None)
+        self._behind = {name for name, _, _ in todo}
         if self._missed_notes:
-            self._catch_up(run)
+            self._catch_up(_names(runs))
         for name, run_key, owed in todo:
             if self._stopping or (sent and self._has_news()):
                 is_cut_short = True
@@ -223,6 +149,8 @@ class Rounds:
                 continue
             sent.append(_sent(name, entry, copied))
             self._note_sent(sent[-1])
+        done = {one.checkpoint for one in sent}
+        self._behind = {name for name, _, item in todo if item.entry.checkpoint not in done}
         return Report(
             self.destination.name,
             tuple(sent),
@@ -237,16 +165,19 @@ class Rounds:
         """Something newer may be owed by now, and comes first."""
         return False
 
-    def _catch_up(self, run: str | None) -> None:
-        """Notes that the tier missed about checkpoints that it has."""
+    def _catch_up(self, runs: Collection[str] | None) -> None:
+        """Retention policies that the tier missed, and notes about checkpoints that it has."""
         destination = self.destination
+        others = [tier for tier in self._source.tiers if tier.uuid != destination.uuid]
+        for tier in others:
+            carry_policies(tier, destination, None)
         for name, run_key in self._source.run_names():
             there = self._source.replicas(run_key).get(destination.uuid, {})
-            if there and run in (None, name):
-                for tier in self._source.tiers:
-                    if tier.uuid != destination.uuid:
-                        catch_up(tier, destination, run_key, there)
-        self._missed_notes = run is not None
+            for tier in others if runs is None or name in runs else ():
+                carry_policies(tier, destination, run_key)
+                if there:
+                    catch_up(tier, destination, run_key, there)
+        self._missed_notes = runs is not None
 
     def _copy(self, run_key: str, owed: Owed) -> Copied:
         copies = [
@@ -266,36 +197,16 @@ class Rounds:
             )
         finally:
             self._copying = None
-        made = Copy(self.destination, run_key, copied.contents.record.attempt)
-        made.__dict__.update(record=copied.contents.record, contents=copied.contents)
-        self._known[run_key] = made
+        self._known[run_key] = Copy.of(self.destination, copied.contents)
+        self._source.note_committed(self.destination, run_key, copied.contents.record.attempt)
         return copied
 
     def _bases(self, run_key: str, copy: Copy) -> list[Copy]:
-        """Records of the destination that may hold chunks of a checkpoint: the newest, and its parents."""
-        uuid = self.destination.uuid
-        there = self._source.replicas(run_key).get(uuid, {})
-        usable = [entry for entry in there.values() if not (entry.facts.damaged or entry.facts.doomed)]
-        usable.sort(key=lambda entry: abs(entry.created_at - copy.record.created_at))
-        chosen = {entry.attempt: run_key for entry in usable[:MOST_BASES]}
-        # A parent in the same run is near in time; one of another run, of a fork, is looked for.
-        parents = {parent for parent in copy.record.parents if not self._is_of(run_key, parent)}
-        for key in [key for _, key in self._source.run_names() if key != run_key] if parents else []:
-            entries = self._source.replicas(key).get(uuid, {})
-            for entry in (entries[parent] for parent in parents & entries.keys()):
-                if not (entry.facts.damaged or entry.facts.doomed):
-                    chosen[entry.attempt] = key
         known = self._known.get(run_key)
-        bases = [] if known is None else [known]
-        bases += [
-            Copy(self.destination, key, attempt)
-            for attempt, key in chosen.items()
-            if known is None or attempt != known.attempt
-        ]
-        return bases
-
-    def _is_of(self, run_key: str, checkpoint: str) -> bool:
-        return any(checkpoint in entries for entries in self._source.replicas(run_key).values())
+        found = bases_of(self._source, self.destination, run_key, copy)
+        if known is None:
+            return found
+        return [known, *(base for base in found if base.attempt != known.attempt)]
 
     def _note_sent(self, sent: Sent) -> None:
         log.info(
@@ -358,6 +269,10 @@ class Rounds:
             self.failures,
             None if self.last_error is None else self.last_error.message,
         )
+
+
+def _names(runs: Runs) -> Collection[str] | None:
+    return [runs] if isinstance(runs, str) else runs
 
 
 def _sent(run: str, entry: Entry, copied: Copied) -> Sent:

@@ -151,8 +151,8 @@ def commit(
     return Saved(contents, len(data), dict(phases.seconds))
 
 
-def create_record(tier: Tier, run_key: str, record: CommitRecord, data: bytes) -> None:
-    """Creates a commit record; what stands at its key afterwards is the one outcome.
+def create_record(tier: Tier, run_key: str, record: CommitRecord, data: bytes) -> CommitRecord | CommitEnd:
+    """Creates a commit record; returns what stands at its key afterwards: the one outcome.
 
     Raises:
         SaveFailedError: it was fenced, and will never commit.
@@ -172,6 +172,7 @@ def create_record(tier: Tier, run_key: str, record: CommitRecord, data: bytes) -
             hint="older checkpoints are untouched; the next save starts anew",
         ) from failure
     # GONE means: it was committed, and garbage collection has taken it since. The save succeeded.
+    return found
 
 
 def summarize(assembly: Assembly, new_bytes: npt.NDArray[np.int64]) -> tuple[ComponentSummary, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from ckptstore.errors import UsageError
+from ckptstore.model.policies import Policy
 from ckptstore.ranks import RankOptions
 
 CaptureMode = Literal["copy", "overlap"]
@@ -50,7 +51,9 @@ class SaveOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOptions:
-    """All that a caller says of a run: who trains it, and how it saves."""
+    """All that a caller says of a run: who trains it, how it saves, and what is kept."""
 
     ranks: RankOptions = dataclasses.field(default_factory=RankOptions)
     saving: SaveOptions = dataclasses.field(default_factory=SaveOptions)
+    retention: Policy | None = None
+    auto_gc: bool = True

@@ -29,6 +29,7 @@ class Start:
         plan: who writes what is said anew, in ``plan.mp`` beside this.
         world_size: how many ranks rank 0 waits for; 0: as many as come.
         forget: what ranks remember of the last committed save may not be what it names: they read its tables.
+        must_reach: it counts when it is in further tiers, too; whether it is, rank 0 says in ``reached.mp``.
     """
 
     attempt: str
@@ -38,6 +39,7 @@ class Start:
     plan: bool = False
     world_size: int = 0
     forget: bool = False
+    must_reach: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def decode_start(data: bytes, what: str) -> Start:
         fields.get("plan", bool),
         fields.get("world_size", int),
         fields.get("forget", bool),
+        fields.get("must_reach", bool),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -117,7 +117,21 @@ class RankedSaver:
         session: whose saves these are.
     """
 
-    def __init__(self, tier: Tier, session: Session, ranks: Ranks, options: RankOptions) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        session: Session,
+        ranks: Ranks,
+        options: RankOptions,
+        *,
+        must_reach: bool = False,
+    ) -> None:
+        """Begins the saves of a session.
+
+        Args:
+            must_reach: a save counts when it is in further tiers, too; of several ranks rank 0's word counts.
+        """
+        self._must_reach = must_reach
         self._tier = tier
         self.session = session
         self._ranks = ranks
@@ -191,6 +205,50 @@ class RankedSaver:
         self.session.base = Contents(self._tier, record)
         self._remember(record, part)
         return record
+
+    def reach(self, attempt: Attempt, wait: Callable[[], None]) -> None:
+        """After the commit: that it is in every tier that a save must reach; the same outcome on all ranks.
+
+        Args:
+            wait: rank 0's wait for those tiers; raises if one is not reached in time.
+
+        Raises:
+            SaveFailedError: it is not there, or rank 0 did not say that it is within the deadline.
+        """
+        if not self._must_reach:
+            return
+        try:
+            if self._ranks.leads:
+                self._say_reached(attempt, wait)
+            else:
+                self._hear_reached(attempt)
+        except CkptstoreError as error:
+            if isinstance(error, SaveFailedError):
+                raise
+            raise SaveFailedError(
+                f"{self._name(attempt)} is committed in tier {self._tier.name!r}, and whether it is in the "
+                f"other tiers is not known to all ranks: {error.message}",
+                hint=error.hint or "`ckptstore status` shows what is where",
+            ) from error
+
+    def _say_reached(self, attempt: Attempt, wait: Callable[[], None]) -> None:
+        room = Room(self._tier, attempt)
+        try:
+            wait()
+        except BaseException as error:
+            told = SaveFailedError(f"{type(error).__name__}: {error}")
+            room.say_reached(error if isinstance(error, CkptstoreError) else told)
+            raise
+        room.say_reached(None)
+
+    def _hear_reached(self, attempt: Attempt) -> None:
+        room, pauses = Room(self._tier, attempt), self._backoff(_PATIENCE)
+        while not room.heard_reached():
+            if not pauses.pause():
+                raise DeadlineError(
+                    f"rank 0 said nothing of them in {self._options.deadline_seconds:g} s",
+                    hint="look at the log of rank 0; `ckptstore status` shows what is where",
+                )
 
     @contextlib.contextmanager
     def _saying_why(self, attempt: Attempt) -> Iterator[None]:
@@ -326,6 +384,7 @@ class RankedSaver:
                     plan=agreement is not None,
                     world_size=self._ranks.world_size,
                     forget=self._forget,
+                    must_reach=self._must_reach,
                 )
             )
             index = self._index(attempt, [(pin, pins[pin]) for pin in alive])
@@ -477,6 +536,7 @@ class RankedSaver:
             self._plans.hear(self._await_plan(room, attempt), attempt.number)
         if start.forget:
             self._memory = None
+        self._must_reach = start.must_reach
         index = self._index(attempt, [(pin, None) for pin in start.pins])
         part = write_part(self._tier, self._ranks.rank, work, index)
         # Rank 0 keeps the layouts of the last committed save.

@@ -133,6 +133,11 @@ class Room:
         key = layout.part_key(self._name, part.rank)
         self._tier.put_new(key, encode_part(part, with_layout=with_layout))
 
+    def say_reached(self, failure: CkptstoreError | None) -> None:
+        """Rank 0, after the commit: whether it is in all tiers that a save must reach, or why not."""
+        body = {} if failure is None else {"failure": failure.message, "hint": failure.hint}
+        self._tier.put_new(layout.reached_key(self._name), seal("reached", body))
+
     # --- hearing ------------------------------------------------------------------------------
 
     def start(self) -> Start | None:
@@ -156,10 +161,29 @@ class Room:
             raise DocumentError(f"{key}: its digest does not match")
         return Agreement.decode(data[DIGEST_BYTES:])
 
+    def heard_reached(self) -> bool:
+        """Whether it is known to be in all tiers that a save must reach; False while rank 0 has said nothing.
+
+        Raises:
+            SaveFailedError: it is not there in time, as rank 0 says.
+        """
+        key = layout.reached_key(self._name)
+        data = self._tier.read(key)
+        if data is None:
+            return False
+        fields = Fields(unseal(data, "reached", what=key)[1], key)
+        if fields.optional("failure", str) is not None:
+            raise SaveFailedError(fields.get("failure", str), hint=fields.optional("hint", str))
+        return True
+
     def clear(self) -> None:
-        """Removes everything, once nobody can need it any more; failing is harmless (gc reaps it)."""
+        """Removes what rank 0 has seen and said here, once nobody can need it any more.
+
+        Nothing is listed for it. What a rank has said too late stays, as all does if this fails: gc reaps it.
+        """
+        own = (layout.start_key(self._name), layout.plan_key(self._name), layout.reached_key(self._name))
+        keys = sorted({*self._seen, *own})
         try:
-            keys = [info.key for info in self._tier.listing(layout.part_prefix(self._name))]
             for result in self._tier.backend.delete(keys):
                 if result.error is not None:
                     raise result.error

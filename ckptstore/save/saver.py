@@ -122,17 +122,20 @@ def _attempt(
             ) from error
 
 
-def fence(tier: Tier, session: Session, attempt: str, error: BaseException) -> bool:
+def fence(tier: Tier, session: Session, attempt: str, error: BaseException, *, owns: bool = True) -> bool:
     """VOID at the commit key, so that this attempt never commits and gc may clear what it left.
 
     Failing to write it is not a second failure: gc will fence the attempt when it has been silent.
+
+    Args:
+        owns: as of :func:`ckptstore.tier.commits.settle`.
 
     Returns:
         Whether it is known now that it never commits.
     """
     reason = kind_of(error)
     try:
-        found = commits.fence(tier, session.run_key, attempt, reason)
+        found = commits.fence(tier, session.run_key, attempt, reason, owns=owns)
         if isinstance(found, CommitRecord):
             log.warning("attempt %s has committed after all, before %s", attempt, reason)
             return False
@@ -148,7 +151,7 @@ def give_up(tier: Tier, session: Session, attempt: str, error: BaseException, *,
     Where creation is not exclusive, a VOID could overwrite the record: there only who leads may write it.
     """
     if leads or tier.backend.capabilities.create_if_absent:
-        return fence(tier, session, attempt, error)
+        return fence(tier, session, attempt, error, owns=leads)
     return False
 
 

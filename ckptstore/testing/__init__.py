@@ -1,7 +1,8 @@
 """Tools for testing what is built on, or for, this library. Public.
 
 :class:`ckptstore.testing.contract.BackendContract` proves a backend; it needs pytest, so it is imported only
-when asked for. :class:`FaultBackend` fails on purpose, as a script says.
+when asked for. :class:`FaultBackend` fails on purpose, as a script says. :mod:`ckptstore.testing.protocol` is
+the protocol of saving and collecting as a model, with a search through all interleavings.
 """
 
 from __future__ import annotations

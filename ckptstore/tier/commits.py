@@ -6,7 +6,7 @@ import logging
 from collections.abc import Container, Iterator
 
 from ckptstore.backend import ObjectInfo
-from ckptstore.errors import BackendError, DocumentError, ObjectExistsError
+from ckptstore.errors import BackendError, DocumentError, GuardError, ObjectExistsError
 from ckptstore.model.documents import decode_commit, encode_end
 from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
@@ -54,17 +54,24 @@ def list_commits(tier: Tier, run_key: str, known: Container[str] = ()) -> Iterat
         yield attempt, info
 
 
-def settle(tier: Tier, run_key: str, attempt: str, data: bytes) -> CommitRecord | CommitEnd:
+def settle(
+    tier: Tier, run_key: str, attempt: str, data: bytes, *, owns: bool = True
+) -> CommitRecord | CommitEnd:
     """Creates a commit key's document and returns what stands there afterwards: the one outcome.
 
     A lost reply is not a failure: the key is read back. Ours there = committed; VOID = fenced;
     GONE = committed and collected since; nothing = tried again.
 
+    Where creation is not exclusive, or turns out not to be, a plain put could turn the record of a saver who
+    is only slow into a VOID: there nobody writes the key but who owns the attempt, and looks at it first.
+
     Args:
         data: our record, or a VOID.
+        owns: the attempt is ours; of several ranks, we are rank 0.
 
     Raises:
         BackendError: the tier did not answer often enough; the outcome is not known.
+        GuardError: nothing is there yet, and it is not ours to write.
     """
     key = layout.commit_key(run_key, attempt)
     failure: BackendError | None = None
@@ -73,6 +80,16 @@ def settle(tier: Tier, run_key: str, attempt: str, data: bytes) -> CommitRecord 
             tier.environment.sleep(0.05 * 2**number)
         exclusive = tier.backend.capabilities.create_if_absent
         try:
+            if not exclusive:
+                found = read_commit(tier, run_key, attempt)
+                if found is not None:
+                    return found
+                if not owns:
+                    raise GuardError(
+                        f"only the attempt's own rank 0 writes {key} at {tier.url}, where nothing is created "
+                        "exclusively",
+                        hint="what a dead saver left there stays until `ckptstore gc --give-up ATTEMPT`",
+                    )
             tier.backend.put(key, [data], if_absent=exclusive)
         except ObjectExistsError:
             pass
@@ -97,6 +114,12 @@ def settle(tier: Tier, run_key: str, attempt: str, data: bytes) -> CommitRecord 
     )
 
 
-def fence(tier: Tier, run_key: str, attempt: str, reason: str) -> CommitRecord | CommitEnd:
-    """Ends an attempt that has failed: VOID at its commit key, unless it has committed after all."""
-    return settle(tier, run_key, attempt, encode_end(CommitEnd(attempt, "void", reason)))
+def fence(
+    tier: Tier, run_key: str, attempt: str, reason: str, *, owns: bool = True
+) -> CommitRecord | CommitEnd:
+    """Ends an attempt that has failed: VOID at its commit key, unless it has committed after all.
+
+    Args:
+        owns: as of :func:`settle`, whose errors it raises.
+    """
+    return settle(tier, run_key, attempt, encode_end(CommitEnd(attempt, "void", reason)), owns=owns)

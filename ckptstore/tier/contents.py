@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import (
+    BackendError,
     ChunkDamagedError,
+    DamageError,
     DocumentError,
     NotAnObjectError,
     ObjectNotFoundError,
@@ -23,9 +26,11 @@ from ckptstore.model.record import CommitRecord, TableRef
 from ckptstore.model.tables import Digests, KeyList, Locations
 from ckptstore.model.targets import SavedTree, TensorSpec
 from ckptstore.tier.tier import Tier
+from ckptstore.tier.together import together
 
 SAME_EVERYWHERE = ("layout", "tree", "digests")
 """Tables whose bytes are the same in every copy of a checkpoint; keys and locations are each copy's own."""
+ALL_TABLES = (*SAME_EVERYWHERE, "locations", "keys")
 
 
 class Contents:
@@ -75,6 +80,12 @@ class Contents:
         """
         for name in SAME_EVERYWHERE:
             if record.tables[name].digest != self.record.tables[name].digest:
+                less = set(record.trimmed) ^ set(self.record.trimmed)
+                if less:
+                    raise DocumentError(
+                        f"{self}: only one of attempts {record.attempt} and {self.record.attempt} has "
+                        f"{', '.join(sorted(less))} still; one is not read in place of the other"
+                    )
                 raise DocumentError(
                     f"{self}: the {name} table of attempt {record.attempt} is not that of attempt "
                     f"{self.record.attempt}, though both are of checkpoint {self.record.checkpoint}"
@@ -158,6 +169,30 @@ class Contents:
 
     def table(self, name: str) -> bytes | memoryview:
         """One of the record's tables as it is stored, checked."""
+        found = self.fetched.pop(name, None)
+        return self._read(name) if found is None else found
+
+    @functools.cached_property
+    def fetched(self) -> dict[str, bytes | memoryview]:
+        """Tables that :meth:`prefetch` has read and nobody has asked for yet."""
+        return {}
+
+    def prefetch(self, wanted: Collection[str] = ALL_TABLES) -> None:
+        """Reads those tables at once that are objects of their own, where each is a way over the network.
+
+        One that cannot be read is read again, and its error raised, when it is asked for.
+        """
+        known = {*self.__dict__, *self.fetched}
+        names = [name for name in wanted if self.record.tables[name].pieces and name not in known]
+
+        def fetch(name: str) -> None:
+            with contextlib.suppress(BackendError, DamageError):
+                self.fetched[name] = self._read(name)
+
+        if len(names) > 1 and not self._tier.backend.capabilities.cheap_head:
+            together(self._tier.backend, [functools.partial(fetch, name) for name in names])
+
+    def _read(self, name: str) -> bytes | memoryview:
         return read_table(self._tier, self.record.tables[name], f"the {name} table of {self}")
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 from ckptstore.errors import ChunkDamagedError
+from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitRecord
 from ckptstore.tier import commits, layout
 from ckptstore.tier.contents import Contents
@@ -22,6 +23,24 @@ class Copy:
     tier: Tier
     run_key: str
     attempt: str
+
+    @classmethod
+    def of(cls, tier: Tier, contents: Contents) -> Copy:
+        """The copy whose record and tables are known already."""
+        record = contents.record
+        copy = cls(tier, run_key_of(record.run), record.attempt)
+        copy.__dict__.update(record=record, contents=contents)
+        return copy
+
+    @property
+    def known_contents(self) -> Contents | None:
+        """Its tables, if somebody has asked for them before; None else."""
+        found: Contents | None = self.__dict__.get("contents")
+        return found
+
+    def keep_record(self, record: CommitRecord) -> None:
+        """The record as it was just read: it need not be read for :attr:`record`."""
+        self.__dict__.setdefault("record", record)
 
     @functools.cached_property
     def record(self) -> CommitRecord:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator
 from types import TracebackType
+from typing import Literal
 
 from ckptstore.environment import Environment
 from ckptstore.errors import CkptstoreError, DamageError, ObjectNotFoundError
@@ -20,6 +22,7 @@ from ckptstore.model.documents import decode_intent, encode_intent
 from ckptstore.model.record import CommitRecord, IntentDoc, IntentKind
 from ckptstore.tier import commits, layout, notes
 from ckptstore.tier.tier import Tier
+from ckptstore.tier.together import together
 
 log = logging.getLogger("ckptstore")
 
@@ -78,29 +81,27 @@ class Intent:
     def surviving(self) -> dict[Pin, CommitRecord]:
         """The pinned records that may be relied on: each one's doom is read first, then the record.
 
-        A pin is dropped, with a log line, when its record is doomed, gone, unreadable or damaged.
+        A pin is dropped, with a log line, when its record is doomed, gone, unreadable or damaged. Several are
+        asked for at once: only the order of each one's two reads matters.
         """
+        pins = list(dict.fromkeys(self.document.pins))
+        looks = together(self._tier.backend, [functools.partial(self._look, pin) for pin in pins])
         alive: dict[Pin, CommitRecord] = {}
-        for pin in self.document.pins:
-            run_key, attempt = pin
-            why = None
-            if self._tier.exists(layout.doom_key(run_key, attempt)):
-                why = "doomed"
+        for pin, found in zip(pins, looks, strict=True):
+            if isinstance(found, CommitRecord):
+                alive[pin] = found
             else:
-                try:
-                    record = commits.read_commit(self._tier, run_key, attempt)
-                except DamageError as error:
-                    why = f"unreadable: {error}"
-                else:
-                    if not isinstance(record, CommitRecord):
-                        why = "gone"
-                    elif notes.is_damaged(self._tier, run_key, record):
-                        why = "damaged"
-                    else:
-                        alive[pin] = record
-            if why is not None:
-                log.info("pin of %s dropped: it is %s", attempt, why)
+                log.info("pin of %s dropped: it is %s", pin[1], found)
         return alive
+
+    def _look(self, pin: Pin) -> CommitRecord | str:
+        try:
+            found = read_pinned(self._tier, pin)
+        except DamageError as error:
+            return f"unreadable: {error}"
+        if isinstance(found, CommitRecord) and notes.is_damaged(self._tier, pin[0], found):
+            return "damaged"
+        return found
 
     def __enter__(self) -> Intent:
         self.start()
@@ -127,9 +128,7 @@ class Intent:
         """Takes the intent back: what it announced is decided. Failing is harmless (gc reaps it)."""
         attempt = self.document.attempt
         try:
-            for result in self._tier.backend.delete([layout.intent_key(attempt), layout.beat_key(attempt)]):
-                if result.error is not None:
-                    raise result.error
+            take_back(self._tier, attempt)
         except CkptstoreError as error:
             log.warning("intent %s stays for gc to reap: %s", attempt, error)
 
@@ -141,6 +140,33 @@ class Intent:
                 self._tier.backend.put(layout.beat_key(self.document.attempt), [str(number).encode()])
             except CkptstoreError as error:
                 log.warning("heartbeat of %s failed: %s", self.document.attempt, error)
+
+
+def read_pinned(tier: Tier, pin: Pin) -> CommitRecord | Literal["doomed", "gone"]:
+    """A record whose pin has been written, or why it may not be relied on all the same.
+
+    Its doom is read first: a collector takes it away only when GONE is where the record was.
+
+    Raises:
+        DamageError: something is there that cannot be read.
+        BackendError: the tier does not answer.
+    """
+    run_key, attempt = pin
+    if tier.exists(layout.doom_key(run_key, attempt)):
+        return "doomed"
+    found = commits.read_commit(tier, run_key, attempt)
+    return found if isinstance(found, CommitRecord) else "gone"
+
+
+def take_back(tier: Tier, attempt: str) -> None:
+    """Removes an intent, if it is there.
+
+    Raises:
+        BackendError: it may still be there; one of a pin stays until somebody removes it.
+    """
+    for result in tier.backend.delete([layout.intent_key(attempt), layout.beat_key(attempt)]):
+        if result.error is not None:
+            raise result.error
 
 
 def is_alive_here(document: IntentDoc, environment: Environment) -> bool | None:

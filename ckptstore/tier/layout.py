@@ -56,6 +56,11 @@ def plan_key(attempt: str) -> str:
     return f"parts/{attempt}/plan{DOCUMENT}"
 
 
+def reached_key(attempt: str) -> str:
+    """Whether a committed attempt is in all tiers that a save must reach, as rank 0 says."""
+    return f"parts/{attempt}/reached{DOCUMENT}"
+
+
 def holding_key(attempt: str, rank: int) -> str:
     """What one rank holds, told before who writes what was agreed."""
     return f"parts/{attempt}/plan.{rank}{DOCUMENT}"
@@ -117,6 +122,16 @@ def epoch_prefix(run_key: str) -> str:
 def epoch_key(run_key: str, number: int) -> str:
     """One session of a run."""
     return f"runs/{run_key}/epochs/{number}{DOCUMENT}"
+
+
+def policy_prefix(run_key: str | None) -> str:
+    """All retention policies that a run had, or (None) the store's default."""
+    return "policies/" if run_key is None else f"runs/{run_key}/policies/"
+
+
+def policy_key(run_key: str | None, number: int) -> str:
+    """A retention policy, of a run or (None) of all that have none of their own."""
+    return f"{policy_prefix(run_key)}{number}{DOCUMENT}"
 
 
 def stem(key: str) -> str:

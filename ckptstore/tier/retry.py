@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, TypeVar
@@ -26,9 +28,32 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT_SECONDS = 10.0
 PATIENCE_SECONDS = 300.0
+HURRY_SECONDS = 10.0
+"""So long tries go on where another copy can be asked instead."""
 REMEMBERED_KEYS = 1_000_000
 
 T = TypeVar("T")
+
+
+class _Hurry(threading.local):
+    seconds: float | None = None
+
+
+_hurry = _Hurry()
+
+
+@contextlib.contextmanager
+def hurried(is_so: bool = True) -> Iterator[None]:
+    """What this thread asks for within can be had elsewhere: tries begin for :data:`HURRY_SECONDS` only.
+
+    A place that asks for patience gets no more than that either. What has begun ends by its own time-out.
+    """
+    before = _hurry.seconds
+    _hurry.seconds = HURRY_SECONDS if is_so else before
+    try:
+        yield
+    finally:
+        _hurry.seconds = before
 
 
 class RetryingBackend(Backend):
@@ -56,6 +81,10 @@ class RetryingBackend(Backend):
         sleep: waits that many seconds.
         random: gives numbers in [0, 1).
         monotonic: seconds.
+
+    Attributes:
+        answers: grows with every answer of the place, be it an error: so long it is there. Threads may
+            count at once, so it is not their number.
     """
 
     schemes: ClassVar[tuple[str, ...]] = ()
@@ -74,6 +103,7 @@ class RetryingBackend(Backend):
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {attempts}")
         self.inner = inner
+        self.answers = 0
         self._attempts = attempts
         self._base_seconds = base_seconds
         self._patience_seconds = patience_seconds
@@ -235,6 +265,8 @@ class _Tries:
         self._waited = 0.0
         self._slow_down = backend._slow_down
         self._mark = 0
+        self._hurry = _hurry.seconds
+        self._began = 0.0 if self._hurry is None else backend._monotonic()
 
     def begin(self) -> None:
         """Waits as long as all have to."""
@@ -243,11 +275,13 @@ class _Tries:
 
     def progress(self) -> None:
         """A part went through: patience begins anew."""
+        self._backend.answers += 1
         self._refused_at = None
         self._waited = 0.0
 
     def end(self) -> None:
         """It went through."""
+        self._backend.answers += 1
         self._slow_down.answered(self._mark)
 
     def may_repeat(self, error: BackendError) -> bool:
@@ -264,6 +298,8 @@ class _Tries:
             return False
         self._failed += 1
         if self._failed >= backend._attempts:
+            return False
+        if self._hurry is not None and backend._monotonic() - self._began > self._hurry:
             return False
         level = logging.WARNING if self._failed == 1 else logging.DEBUG
         logger.log(
@@ -283,7 +319,8 @@ class _Tries:
         now = self._backend._monotonic()
         # Both are asked: with a sleep that does not wait, as tests have it, no time goes by.
         spent = max(self._waited, 0.0 if self._refused_at is None else now - self._refused_at)
-        return self._backend._patience_seconds - spent
+        patience = self._backend._patience_seconds
+        return (patience if self._hurry is None else min(patience, self._hurry)) - spent
 
 
 def _rebuild(inner: Backend, attempts: int, base_seconds: float, patience_seconds: float) -> RetryingBackend:

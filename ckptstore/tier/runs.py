@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ckptstore.errors import BackendError, BusyError, DocumentError, ObjectExistsError
+from ckptstore.errors import BackendError, BusyError, DocumentError, ObjectExistsError, WrongStoreError
 from ckptstore.model.documents import Fields, decode_epoch, encode_epoch, seal, unseal
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import EpochDoc
 from ckptstore.tier import layout
+from ckptstore.tier.asking import ask
 from ckptstore.tier.tier import Tier
 
 log = logging.getLogger("ckptstore")
 
 _TRIES = 20
+
+MISSING_TIER_HINT = "wait for it, or train on without it: store.run(..., offline=True)"
 
 
 def ensure_run(tier: Tier, run: str) -> str:
@@ -75,6 +79,7 @@ def open_epoch(
     session_key: str = "",
     exclusive: bool = False,
     others: Sequence[Tier] = (),
+    offline: bool = False,
 ) -> EpochDoc:
     """Opens the run's next session: n = 1 + the highest there is in any tier, created if absent.
 
@@ -82,14 +87,17 @@ def open_epoch(
 
     Args:
         others: the store's other tiers: asked for sessions, and told of this one.
+        offline: one of them that does not answer is left out: sessions that only it knows of are not seen.
 
     Raises:
         BusyError: `exclusive`, and the former holder is seen alive on this host.
-        BackendError: a tier does not answer, so that it is not known how many sessions there were.
+        BackendError, WrongStoreError: a tier does not answer, or is not there, so that it is not known how
+            many sessions there were.
     """
     environment = tier.environment
     run_key = ensure_run(tier, run)
-    known = max((max(epoch_numbers(other, run_key), default=0) for other in others), default=0)
+    elsewhere = {other: _highest_elsewhere(other, run, offline=offline) for other in others}
+    known = max((highest for highest in elsewhere.values() if highest is not None), default=0)
     for _ in range(_TRIES):
         number = 1 + max(known, *epoch_numbers(tier, run_key), 0)
         former = _former(tier, run_key, number - 1)
@@ -126,19 +134,44 @@ def open_epoch(
         except ObjectExistsError:
             known = max(known, number)  # a listing may lag behind
             continue  # somebody opened this very number between the listing and now
-        for other in others:
-            _tell(other, epoch, run_key)
+        for other, highest in elsewhere.items():
+            if highest is not None:
+                _tell(other, epoch, run_key)
         return epoch
     raise BusyError(
         f"run {run!r}: other processes keep opening sessions", hint="let only one process train a run"
     )
 
 
+def _highest_elsewhere(tier: Tier, run: str, *, offline: bool) -> int | None:
+    """The highest number of a session there, 0 without one; None where it is not known and need not be."""
+
+    def look() -> int:
+        tier.check_marker()  # an empty mount point knows of no session either
+        return max(epoch_numbers(tier, run_key_of(run)), default=0)
+
+    try:
+        return ask(tier.backend, tier.name, look)
+    except (BackendError, WrongStoreError) as error:
+        if not offline:
+            raise type(error)(
+                f"run {run!r}: no session can be opened while tier {tier.name!r} does not say which there "
+                f"were: {error.message}",
+                hint=MISSING_TIER_HINT,
+            ) from error
+        log.warning("run %r: tier %s is not asked for later sessions: %s", run, tier.name, error.message)
+        return None
+
+
 def _tell(tier: Tier, epoch: EpochDoc, run_key: str) -> None:
     """Writes a session down in a colder tier; where that fails, replication brings it."""
-    try:
+
+    def tell() -> None:
         ensure_run(tier, epoch.run)
         tier.put_new(layout.epoch_key(run_key, epoch.number), encode_epoch(epoch))
+
+    try:
+        ask(tier.backend, tier.name, tell)
     except BackendError as error:
         log.warning("tier %s does not know of epoch %d yet: %s", tier.name, epoch.number, error.message)
 
@@ -178,12 +211,23 @@ def _former(tier: Tier, run_key: str, number: int) -> EpochDoc | None:
         return None
 
 
-def is_alive_here(epoch: EpochDoc, host: str, boot_id: str) -> bool:
-    """Whether the process that opened `epoch` can be seen running on this very host and boot."""
-    if (epoch.host, epoch.boot_id) != (host, boot_id):
+class OfProcess(Protocol):
+    """A document that says which process wrote it."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+
+
+def is_alive_here(document: OfProcess, host: str, boot_id: str) -> bool:
+    """Whether the process of a document, of a session say, can be seen running on this very host and boot."""
+    if (document.host, document.boot_id) != (host, boot_id):
         return False
     try:
-        with open(f"/proc/{epoch.pid}/stat", "rb") as file:
+        with open(f"/proc/{document.pid}/stat", "rb") as file:
             # The state letter follows the last parenthesis of the command name.
             return file.read(4096).rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:

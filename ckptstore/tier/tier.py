@@ -22,7 +22,6 @@ from ckptstore.errors import (
     WrongStoreError,
 )
 from ckptstore.model.documents import MAX_DOCUMENT_BYTES
-from ckptstore.model.retention import Keep
 from ckptstore.tier import layout
 from ckptstore.tier.marker import DEFAULT_CHUNK_BYTES, MAX_BYTES, Marker, check_chunk_bytes
 
@@ -61,7 +60,6 @@ class Tier:
         requirement: whether checkpoints must reach it: "async": in the background; "commit": before a save
             counts as committed; "manual": only when somebody asks.
         limits: for copying in the background.
-        retention: its own policy; None keeps everything.
     """
 
     def __init__(self, backend: Backend, marker: Marker, environment: Environment) -> None:
@@ -71,7 +69,6 @@ class Tier:
         self.name = MAIN
         self.requirement: Requirement = "async"
         self.limits = UNLIMITED
-        self.retention: Keep | None = None
 
     def __repr__(self) -> str:
         return f"<Tier {self.name} at {self.url}>"

@@ -15,7 +15,7 @@ import blake3
 from ckptstore.arrays import LazyArray, nbytes
 from ckptstore.checkpoint import Checkpoint
 from ckptstore.errors import NotFoundError, UsageError
-from ckptstore.load.select import Globs, Rename, Selection
+from ckptstore.load.select import Globs, Rename, Selection, selected
 from ckptstore.model.dtypes import DType
 from ckptstore.run import Run
 from ckptstore.transfer import dtypes, read_dcp, read_npz, read_safetensors, read_torch
@@ -24,7 +24,7 @@ from ckptstore.transfer.names import Renamer, listed
 from ckptstore.transfer.nesting import WHOLE_KEY, paths_of
 from ckptstore.transfer.report import Progress
 from ckptstore.transfer.source import Source, converted
-from ckptstore.transfer.trees import as_components, mapped, renamed, selected
+from ckptstore.transfer.trees import as_components, mapped, renamed
 
 IMPORT_KEY = "import"
 """Where the checkpoint's metadata tells what was imported."""

@@ -10,6 +10,7 @@ from typing import Any
 from ckptstore import arrays
 from ckptstore.errors import NotFoundError, UnsupportedValueError
 from ckptstore.load.select import Selection
+from ckptstore.load.trimmed import lost, remedy
 from ckptstore.model.dtypes import DType
 from ckptstore.model.layout import assign_names
 from ckptstore.model.plain import Composite, StatePath, class_path_of, show_path
@@ -106,6 +107,9 @@ def pick(contents: Contents, component: str | None, selection: Selection) -> Pic
     if component is not None:
         keys = [key for key in tree if str(key) == component]
         if not keys:
+            gone = lost(contents.record, [component])
+            if gone:
+                raise NotFoundError(gone[component], hint=remedy(contents.record))
             raise NotFoundError(
                 f"{contents} has no component {component!r}",
                 hint=f"its components are {', '.join(map(str, tree)) or 'none'}",

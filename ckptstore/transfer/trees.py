@@ -7,38 +7,7 @@ from typing import Any
 
 from ckptstore.arrays import LazyArray
 from ckptstore.errors import NotFoundError, UsageError
-from ckptstore.load.select import Selection
 from ckptstore.transfer.names import Renamer, listed
-
-_GONE = object()
-
-
-def selected(tree: Any, selection: Selection, path: tuple[str, ...] = ()) -> Any:
-    """What is wanted of a tree; a list or tuple is taken whole or not at all.
-
-    Returns:
-        An empty dict if that is nothing.
-    """
-    if selection.is_all:
-        return tree
-    made = _selected(tree, selection, path)
-    return {} if made is _GONE else made
-
-
-def _selected(node: Any, selection: Selection, path: tuple[str, ...]) -> Any:
-    if isinstance(node, dict):
-        kept = {}
-        for key, item in node.items():
-            made = _selected(item, selection, (*path, str(key)))
-            if made is not _GONE:
-                kept[key] = made
-        for key in list(node):
-            if key in kept:
-                node[key] = kept[key]
-            else:
-                del node[key]
-        return node if node or selection.wants(".".join(path)) else _GONE
-    return node if selection.wants(".".join(path)) else _GONE
 
 
 def renamed(tree: Any, renamer: Renamer, strip_prefix: str | None, *, is_flat: bool) -> Any:

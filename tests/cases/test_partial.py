@@ -25,7 +25,17 @@ from ckptstore.errors import (
 from ckptstore.testing import Fault, FaultBackend, SimulatedCrash
 from ckptstore.tier.intents import list_intents
 from ckptstore_local import LocalBackend
-from tests.crash._support import CHUNK_BYTES, TRAIN, blank_like, make_state, quiet, same, store_over
+from tests.crash._support import (
+    CHUNK_BYTES,
+    TRAIN,
+    blank_like,
+    make_place,
+    make_state,
+    memory_place,
+    quiet,
+    same,
+    store_over,
+)
 from tests.ranks import _plain_ranks as plain
 
 ROOT = Path(__file__).parents[2]
@@ -346,3 +356,26 @@ def test_leftovers_of_many_dead_processes_are_never_in_the_way(directory):
         assert run.restore(blank_like(make_state(0))) is None
         assert run.save(1, make_state(1)).result() == run.latest
         assert [checkpoint.step for checkpoint in run.checkpoints()] == [1]
+
+
+@pytest.mark.parametrize(
+    "dies", [Fault("crash", op="put", key="dooms/*"), Fault("crash_after", op="put", key="commits/*")]
+)
+def test_c004_killed_before_the_old_one_was_dropped_the_newest_counts_and_the_next_round_drops_it(dies):
+    with memory_place() as place:
+        make_place(place)
+        with contextlib.closing(store_over(place)) as store:
+            run = store.run(TRAIN, retention=ckptstore.Keep(last=1), auto_gc=False)
+            for step in (10, 20):
+                run.save(step, make_state(step)).result()
+        dying = store_over(FaultBackend(place, [dies]))
+        with contextlib.closing(dying) as store, pytest.raises(SimulatedCrash):
+            store.gc()
+        place.delete(["gc/lock"])  # this process lives on, so that it would hold
+        with contextlib.closing(store_over(place)) as store:
+            state = blank_like(make_state(0))
+            assert store.run(TRAIN).restore(state) == 20
+            assert same(state, make_state(20))
+            store.gc()
+            assert [checkpoint.step for checkpoint in store.run(TRAIN).checkpoints()] == [20]
+            assert not store.verify().problems

@@ -41,6 +41,8 @@ def make() -> None:
         run = store.run("gpt")
         run.save(10, state(10), metrics={"loss": 3.5}, metadata={"note": "first"}).result()
         run.save(20, state(20), metrics={"loss": 2.5, "acc": 0.5}, tags=["paper"]).result()
+        keep = ckptstore.Keep(last=3, every=1000) | ckptstore.Keep.best(1, "loss", "min")
+        store.policies.set("gpt", ckptstore.Policy(keep, components={"optimizer": ckptstore.Keep(last=1)}))
 
 
 def page_with_examples(text: str) -> str:

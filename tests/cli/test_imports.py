@@ -21,6 +21,7 @@ call("diff", "gpt@10", "gpt@20"); call("diff", "gpt@10", "gpt@20", "--values")
 call("du"); call("du", "gpt", "--scan"); call("ui", "--export", "pages")
 call("export", "gpt@20", "m.safetensors", "--component", "model"); call("export", "gpt@20", "m.npz")
 call("import", "m.safetensors", "base@0"); call("import", "m.npz", "base@1", "--no-component")
+call("average", "gpt@10", "gpt@20", "-o", "mean@0")
 call("completion", "zsh"); call("show", "-", stdin="gpt@10")
 for name in ("plot", "export", "import", "ui"):
     call(name, "--help")

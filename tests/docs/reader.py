@@ -496,8 +496,10 @@ class Store:
                     tags.add(note["data"]["tag"])
                 case "untag":
                     tags.discard(note["data"]["tag"])
-                case "invalid" | "forgotten" as kind:
+                case "invalid" as kind:
                     bad.add(kind)
+                case "forgotten" as kind:
+                    (bad.add if note["data"].get("forgotten", True) else bad.discard)(kind)
                 case "valid":
                     bad.discard("invalid")
                 case "damaged" if note["attempt"] == record["attempt"]:

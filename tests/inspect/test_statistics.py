@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from ckptstore.inspect import numbers, statistics
+from ckptstore.inspect import statistics
 from ckptstore.inspect.diff import diff
 from ckptstore.inspect.statistics import Accumulator
+from ckptstore.model import numbers
 from ckptstore.model.dtypes import BY_NAME
 from tests.inspect.made import store
 

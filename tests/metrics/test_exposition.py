@@ -75,7 +75,10 @@ def test_names_that_cannot_begin_a_metric(name):
 
 @pytest.mark.parametrize(
     "definition",
-    sorted({*definitions.OF_A_PROCESS, *definitions.OF_A_STORE}, key=operator.attrgetter("name")),
+    sorted(
+        {*definitions.OF_A_PROCESS, *definitions.OF_A_STORE, *definitions.OF_A_ROUND},
+        key=operator.attrgetter("name"),
+    ),
     ids=operator.attrgetter("name"),
 )
 def test_definitions_keep_the_conventions(definition):
@@ -83,13 +86,13 @@ def test_definitions_keep_the_conventions(definition):
     assert re.fullmatch(r"[a-z]+(_[a-z]+)*", definition.name)
     assert not definition.name.endswith(("_total", "_count", "_sum", "_bucket"))  # of the format itself
     assert definition.help.endswith(".")
-    assert definition.labels[0] == "run"
+    assert definition.labels[0] == ("tier" if definition in definitions.OF_A_ROUND else "run")
     assert not set(definition.labels) & {"le", "quantile", "job", "instance"}
     if definition.kind in ("histogram", "summary"):
         assert definition.name.endswith("_seconds")
 
 
 def test_names_are_given_once():
-    for group in (definitions.OF_A_PROCESS, definitions.OF_A_STORE):
+    for group in (definitions.OF_A_PROCESS, definitions.OF_A_STORE, definitions.OF_A_ROUND):
         assert len({definition.name for definition in group}) == len(group)
     assert list(definitions.BLOCKED_BUCKETS) == sorted(set(definitions.BLOCKED_BUCKETS))

@@ -12,10 +12,17 @@ from tests.metrics.made import COMMITTED
 TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(ckptstore_\w+)` \| (\w+) \| (\w+) \| (.+?) \| .+ \|$", re.MULTILINE)
 PROCESS, STORE = set(definitions.OF_A_PROCESS), set(definitions.OF_A_STORE)
+ROUND = set(definitions.OF_A_ROUND)
 
 
 def full_name(definition) -> str:
     return f"ckptstore_{definition.name}" + ("_total" if definition.kind == "counter" else "")
+
+
+def source_of(definition) -> str:
+    if definition in ROUND:
+        return "gc"
+    return "both" if definition in PROCESS & STORE else "process" if definition in PROCESS else "store"
 
 
 def test_the_table_has_every_metric():
@@ -27,15 +34,15 @@ def test_the_table_has_every_metric():
         (
             full_name(given),
             given.kind,
-            "both" if given in PROCESS & STORE else "process" if given in PROCESS else "store",
+            source_of(given),
             tuple(label for label in given.labels if label != "rank"),
         )
-        for given in PROCESS | STORE
+        for given in PROCESS | STORE | ROUND
     }
 
 
 def test_alerts_and_graphs_ask_for_metrics_that_exist():
-    known = {full_name(given) for given in PROCESS | STORE}
+    known = {full_name(given) for given in PROCESS | STORE | ROUND}
     known |= {
         full_name(given) + suffix
         for given in PROCESS

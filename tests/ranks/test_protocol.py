@@ -282,8 +282,17 @@ def test_after_a_restore_each_rank_reuses_what_is_stored(ranks):
 
 
 def test_the_rooms_of_decided_saves_are_cleared(ranks):
-    for step in (1, 2, 3):
+    for step in (1, 2):
         ranks.each(save(step))
+    before = [len(rank.calls) for rank in ranks]
+    ranks.each(save(3))
+    listed = {
+        call.key
+        for rank, first in zip(ranks, before, strict=True)
+        for call in rank.calls[first:]
+        if call.op == "list"
+    }
+    assert listed == {f"parts/{ranks[0].run[3].id}/"}  # also when the room of the one before is cleared
     rooms = {info.key.split("/")[1] for info in ranks.place.list("parts/")}
     assert rooms == {ranks[0].run[3].id}
     assert not list(ranks.place.list("intents/"))

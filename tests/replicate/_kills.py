@@ -8,6 +8,7 @@ is that command with a short silence limit; with `exit` it leaves by os._exit so
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -61,21 +62,17 @@ def watch(toml: Path, *how: object) -> subprocess.Popen[str]:
 
 def kill_often(root: Path, kills: int, seed: int) -> int:
     """Trains and copies with `kills` ends; after each one everything is checked. Returns the last step."""
-    draw = random.Random(seed)
-    print(f"seed {seed}")
     toml = root / "ckptstore.toml"
     toml.write_text(TOML)
     ckptstore.init(toml, chunk_bytes=saving.CHUNK_BYTES).close()
-    told = 0
     with saving.nothing_left(root / "temporary"):
-        for number in range(kills):
-            kind = KINDS[number % len(KINDS)]
-            try:
-                told = _end_once(toml, told, kind, draw)
-                told = check(toml, told, wholly=number % 10 == 0 or number == kills - 1)
-            except BaseException as error:
-                error.add_note(f"end {number} ({kind}), seed {seed}")
-                raise
+        told = saving.end_often(
+            KINDS,
+            kills,
+            seed,
+            functools.partial(_end_once, toml),
+            lambda told, wholly: check(toml, told, wholly=wholly),
+        )
     _finish(toml, kills)
     return told
 
@@ -86,7 +83,7 @@ def _end_once(toml: Path, told: int, kind: str, draw: random.Random) -> int:
     try:
         if kind == "stop":
             return _stopped(toml, told, sidecar, draw)
-        told = saving._end_once(toml, told, kind, draw)  # the training ends first
+        told = saving.end_once(toml, told, kind, draw)  # the training ends first
         if kind == "exit":
             _ended(sidecar, EXIT_CODE)
         else:
@@ -105,7 +102,7 @@ def _stopped(toml: Path, told: int, sidecar: subprocess.Popen[str], draw: random
     sidecar.send_signal(signal.SIGSTOP)
     other = watch(toml)
     try:
-        told = saving._end_once(toml, told, "stop", draw)
+        told = saving.end_once(toml, told, "stop", draw)
         sidecar.send_signal(signal.SIGCONT)
         time.sleep(draw.uniform(0.0, 0.3))
         for process in (sidecar, other):
@@ -130,8 +127,8 @@ def check(toml: Path, told: int, *, wholly: bool) -> int:
         hot, cold = store.tiers
         ids = [_checkpoints(tier) for tier in (hot, cold)]
         assert ids[1] <= ids[0], "the cold tier has what the hot one never had"
-        owed = store.replication.debt(cold)
-        assert (owed.checkpoints, owed.passed_over) == (len(ids[0] - ids[1]), 0)
+        owed = store.replication.to(cold).owing()
+        assert [item.why for _, _, item in owed] == [""] * len(ids[0] - ids[1])
         check_objects(cold.backend)
         if wholly:
             for tier in store.tiers:
@@ -158,7 +155,7 @@ def _finish(toml: Path, kills: int) -> None:
     with contextlib.closing(ckptstore.open(toml)) as store:
         (report,) = store.replication.run([store.tiers[1]])
         assert (report.owed, report.failed, report.skipped) == (0, (), ())
-        assert store.replication.debt(store.tiers[1]).checkpoints == 0
+        assert not store.replication.to(store.tiers[1]).owing()
         assert _checkpoints(store.tiers[0]) == _checkpoints(store.tiers[1])
         _check_left(store, kills)
         for tier in store.tiers:

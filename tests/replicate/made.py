@@ -57,6 +57,11 @@ def replicate(store: Store) -> Any:
     return report
 
 
+def owed(store: Store) -> int:
+    """How many checkpoints the cold tier is owed now."""
+    return sum(not item.why for _, _, item in store.replication.to(store.tiers[1]).owing())
+
+
 def holds(place: Backend, *states: tuple[int, Any]) -> None:
     """The place, opened alone, has exactly these steps of the run, each exact, and verifies clean."""
     with contextlib.closing(alone(place)) as store:

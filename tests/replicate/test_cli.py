@@ -119,7 +119,7 @@ def test_what_is_damaged_is_not_copied_and_ends_with_4(cli, place):
     hurt(place, "hot")
     failed = cli("replicate")
     assert failed.code == 4
-    assert "good nowhere" in failed.out
+    assert "is not what was saved" in failed.out
     assert "2 checkpoints still owed" in failed.out
     again = cli("replicate", "--json")
     assert again.code == 4
@@ -160,7 +160,7 @@ def test_repair_of_what_is_good_nowhere_ends_with_4(cli, place):
     lost = cli("repair", "--all", "--tier", "hot")
     assert lost.code == 4
     assert "not repaired gpt step 1" in lost.out
-    assert "good nowhere" in lost.out
+    assert "is not what was saved" in lost.out
 
 
 def test_fetch_fills_the_first_tier(cli, place):

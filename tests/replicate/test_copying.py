@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 
 import pytest
 
 from ckptstore.environment import Environment
-from ckptstore.errors import BackendError, BusyError, ChunkDamagedError, SaveFailedError
+from ckptstore.errors import BackendError, BusyError, ChunkDamagedError, NotFoundError, SaveFailedError
 from ckptstore.model.record import CommitEnd, CommitRecord
 from ckptstore.replicate import attempts, copying
 from ckptstore.replicate.copying import CopyStopped, copy_checkpoint
@@ -17,6 +18,7 @@ from ckptstore.replicate.pace import Pace
 from ckptstore.save.work import Progress
 from ckptstore.testing import Fault, FaultBackend, SimulatedCrash
 from ckptstore.tier import commits, intents, notes
+from ckptstore.tier.contents import Contents
 from ckptstore.tier.copies import Copy
 from ckptstore.tier.tier import Tier
 from ckptstore_local import LocalBackend
@@ -97,11 +99,26 @@ def test_a_copy_of_other_chunks_is_not_accused():
     with saved(1, 2) as (hot, cold, key), contextlib.closing(opened(hot, cold)) as store:
         first, other = copy_in(store, 0, 1), copy_in(store, 0, 2)
         flip(hot, chunk_of(first, "model.hot"))
-        with pytest.raises(ChunkDamagedError, match=r"model\.hot.*has no such chunk"):
+        with pytest.raises(ChunkDamagedError, match=r"model\.hot.*is not that of attempt"):
             copy_checkpoint([first, other], store.tiers[1])
         assert notes.is_damaged(store.tier, key, first.record)
         assert not notes.is_damaged(store.tier, key, other.record)
         holds(cold)
+
+
+def test_a_chunk_is_found_in_a_generation_with_other_tables():
+    """A trimmed one has other rows: there a chunk is looked up by its digest."""
+    with saved(1, 2) as (hot, cold, key), contextlib.closing(opened(hot, cold)) as store:
+        copy_checkpoint([copy_in(store, 0, 2)], store.tiers[1])
+        first, later = copy_in(store, 0, 1), copy_in(store, 1, 2)
+        flip(hot, chunk_of(first, "model.frozen"))
+        record = dataclasses.replace(later.record, checkpoint=first.record.checkpoint, generation=1)
+        other = Copy.of(later.tier, Contents(later.tier, record))
+        with memory_place() as place:
+            copy_checkpoint([first, other], another(store.tiers[1], place))
+            holds(place, (1, make_state(1)))
+        assert notes.is_damaged(store.tier, key, first.record)
+        assert not notes.is_damaged(store.tiers[1], key, later.record)
 
 
 def test_a_tier_that_is_away_is_not_taken_for_damage():
@@ -121,7 +138,7 @@ def test_a_record_that_is_being_deleted_is_not_read():
     with saved() as (hot, cold, key), contextlib.closing(opened(hot, cold)) as store:
         copy = copy_in(store, 0)
         store.tier.put_new(f"dooms/{key}/{copy.attempt}.mp", b"doomed")
-        with pytest.raises(ChunkDamagedError, match="being deleted"):
+        with pytest.raises(NotFoundError, match="being deleted"):
             copy_checkpoint([copy], store.tiers[1])
         holds(cold)
 
@@ -315,6 +332,9 @@ def test_memory_is_lent_within_its_limit_and_used_again():
         assert len(nothing) == 0
     with memory.take(1 << 20):
         assert memory._made == 5
+    for _ in range(3):  # of what was kept, some makes room
+        with memory.take(3 << 20), memory.take(1 << 20):
+            assert memory._mapped_bytes == 4 << 20
 
 
 def test_a_cap_is_kept(monkeypatch):

@@ -104,7 +104,7 @@ def test_what_is_good_nowhere_is_named_and_nothing_is_changed():
         assert not report.repaired
         (failed,) = report.failed
         assert (failed.run, failed.step) == (RUN, 1)
-        for word in ("'model.hot'", "good nowhere", "tier 'hot'", "tier 'cold'"):
+        for word in ("'model.hot'", "good in no tier", "tier 'hot'", "tier 'cold'"):
             assert word in failed.reason
         assert {info.key for info in hot.list("commits/") if info.size_bytes > 128} == records
         assert store.run(RUN).latest.step == 2

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import ckptstore
@@ -64,23 +65,45 @@ def _shared() -> set[str]:
 
 def kill_often(directory: Path, kills: int, seed: int) -> int:
     """Trains with `kills` ends of all kinds; after each one everything is checked. Returns the last step."""
+    ckptstore.init(directory, chunk_bytes=CHUNK_BYTES).close()
+    with nothing_left(directory.with_name("temporary")):
+        return end_often(
+            KINDS,
+            kills,
+            seed,
+            functools.partial(end_once, directory),
+            lambda told, wholly: check(directory, told, wholly=wholly),
+        )
+
+
+def end_often(
+    kinds: Sequence[str],
+    kills: int,
+    seed: int,
+    end: Callable[[int, str, random.Random], int],
+    check: Callable[[int, bool], int],
+) -> int:
+    """Ends a training `kills` times, in turn in these ways, and checks after each. Returns the last step.
+
+    Args:
+        end: (last step told, way, draw) -> the last step told.
+        check: (last step told, whether all is looked at) -> the newest step.
+    """
     draw = random.Random(seed)
     print(f"seed {seed}")
-    ckptstore.init(directory, chunk_bytes=CHUNK_BYTES).close()
     told = 0
-    with nothing_left(directory.with_name("temporary")):
-        for number in range(kills):
-            kind = KINDS[number % len(KINDS)]
-            try:
-                told = _end_once(directory, told, kind, draw)
-                told = check(directory, told, wholly=number % 10 == 0 or number == kills - 1)
-            except BaseException as error:
-                error.add_note(f"end {number} ({kind}), seed {seed}")
-                raise
+    for number in range(kills):
+        kind = kinds[number % len(kinds)]
+        try:
+            told = end(told, kind, draw)
+            told = check(told, number % 10 == 0 or number == kills - 1)
+        except BaseException as error:
+            error.add_note(f"end {number} ({kind}), seed {seed}")
+            raise
     return told
 
 
-def _end_once(directory: Path, told: int, kind: str, draw: random.Random) -> int:
+def end_once(directory: Path, told: int, kind: str, draw: random.Random) -> int:
     """One training, ended that way. Returns the last step that it, or who took over from it, told."""
     temporary = directory.with_name("temporary")
     if kind == "call":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ def make_store(root: Path, names: Iterable[str] = ("hot", "cold"), steps: Iterab
         for step in steps:
             for tier in store.tiers[1:]:
                 copy_checkpoint(store.run(RUN)[step].copies, tier)
+
+
+def clone(template: Path, root: Path) -> None:
+    """The same store once more; folders are made as they are needed, the manifest from what is there."""
+    for path in template.rglob("*"):
+        if path.is_file() and not path.name.startswith("manifest.db"):
+            target = root / path.relative_to(template)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def open_store(root: Path) -> Store:

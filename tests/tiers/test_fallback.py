@@ -38,6 +38,7 @@ from tests.tiers._support import (
     RUN,
     SPOILERS,
     STATE,
+    clone,
     copy_in,
     flip,
     flip_chunk,
@@ -59,15 +60,25 @@ AWAY = {
 }
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("template")
+    make_store(root)
+    return root
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    make_store(tmp_path)
+def saved(tmp_path: Path, template: Path) -> Path:
+    clone(template, tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def tables_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_table_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As `saved`, every table an object of its own."""
     monkeypatch.setattr(tables, "INLINE_BYTES", 0)
+    make_store(tmp_path)
+    return tmp_path
 
 
 def restored(checkpoint: Checkpoint) -> Any:
@@ -160,7 +171,8 @@ def test_what_a_short_pack_still_holds_is_read_there(saved):
         ("keys", "short"),
     ],
 )
-def test_a_bad_table_comes_from_the_next_copy(tables_apart, saved, table, how):
+def test_a_bad_table_comes_from_the_next_copy(with_table_objects, table, how):
+    saved = with_table_objects
     key = table_objects(latest(saved), "hot", table)[0]
     SPOILERS[how](saved / "hot" / key)
     report = restored(latest(saved))
@@ -171,7 +183,8 @@ def test_a_bad_table_comes_from_the_next_copy(tables_apart, saved, table, how):
         assert report.bytes_by_tier == {"cold": report.bytes_read}
 
 
-def test_bad_tables_of_both_are_named_with_both(tables_apart, saved):
+def test_bad_tables_of_both_are_named_with_both(with_table_objects):
+    saved = with_table_objects
     for name in ("hot", "cold"):
         (key,) = table_objects(latest(saved), name, "digests")
         flip(saved / name / key)

@@ -1,4 +1,4 @@
-"""Stored bytes as numbers to compute with: float64, complex128, or integers as they are.
+"""Stored bytes as numbers to compute with (float64, complex128, or integers as they are), and back.
 
 numpy alone: what it has no type for (bfloat16, float8, float4) is decoded by shifting or by table.
 """
@@ -39,7 +39,10 @@ _SMALL: Final = {
     "float4_e2m1fn_x2": (2, 1, 1, "finite"),
 }
 
+_PLAIN_FLOATS: Final = frozenset({"float16", "float32", "float64", "complex64", "complex128"})
+
 Numbers = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 
 
 def is_exact_integer(dtype: DType) -> bool:
@@ -77,6 +80,77 @@ def _decoded(data: npt.NDArray[np.uint8], dtype: DType) -> Numbers:
         both[:, 0], both[:, 1] = data & 15, data >> 4
         return _table(name)[both.reshape(-1)]
     return _table(name)[data]
+
+
+def can_encode(dtype: DType) -> bool:
+    """Whether :func:`encode` can write it: floating-point and complex numbers of at least 8 bits.
+
+    Not float8_e8m0fnu: it holds powers of two alone, the scales of other numbers.
+    """
+    name = dtype.name
+    is_small = name in _SMALL and not name.startswith("float4")
+    return name in _PLAIN_FLOATS or name in ("bfloat16", "complex32") or is_small
+
+
+def encode(numbers: Numbers, dtype: DType) -> Bytes:
+    """The bytes of float64 or complex128 numbers in a dtype, each rounded once, to the nearest, ties to even.
+
+    What is too large becomes infinity, or NaN where the dtype has none.
+
+    Args:
+        dtype: one that :func:`can_encode` says yes to.
+    """
+    name = dtype.name
+    with np.errstate(over="ignore", invalid="ignore"):  # signalling NaNs, and what is too large
+        if name in _PLAIN_FLOATS:
+            return np.ascontiguousarray(numbers).astype(_PLAIN[name]).view(np.uint8)
+        if name == "complex32":
+            return np.ascontiguousarray(numbers).view(np.float64).astype("<f2").view(np.uint8)
+        if name == "bfloat16":
+            return _bfloat16(numbers).view(np.uint8)
+        return _small(numbers, name)
+
+
+def _bfloat16(numbers: Numbers) -> npt.NDArray[np.uint16]:
+    """By rounding the float64 itself: by way of float32 it would be rounded twice."""
+    spare = 52 - 7  # bits of the mantissa
+    bits = numbers.view(np.uint64)
+    rounded = (bits + ((1 << (spare - 1)) - 1) + ((bits >> spare) & 1)) & ~np.uint64((1 << spare) - 1)
+    quantum = 2.0**-133
+    is_normal = np.abs(numbers) >= 2.0**-126
+    exact = np.where(is_normal, rounded.view(np.float64), np.rint(numbers / quantum) * quantum)
+    exact = np.where(np.isfinite(numbers), exact, numbers)
+    found: npt.NDArray[np.uint16] = (exact.astype("<f4").view("<u4") >> 16).astype("<u2")
+    found[np.isnan(numbers)] = 0x7FC0  # the upper half of a NaN may look like infinity
+    return found
+
+
+def _small(numbers: Numbers, name: str) -> Bytes:
+    values, borders, too_large, nan = _borders(name)
+    size = np.abs(numbers)
+    codes = np.searchsorted(borders, size)
+    # On a border both neighbours are as near, and the even code is the even mantissa.
+    is_tie = borders[np.minimum(codes, len(borders) - 1)] == size
+    codes += is_tie & (codes % 2 == 1)
+    codes[codes >= len(values)] = too_large
+    codes[np.isnan(numbers)] = nan
+    signed = codes + 128 * np.signbit(numbers)
+    if _SMALL[name][3] == "fnuz":  # where -0 would be is NaN
+        signed = np.where((codes == 0) | (codes == nan), codes, signed)
+    found: Bytes = signed.astype(np.uint8)
+    return found
+
+
+@functools.cache
+def _borders(name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int, int]:
+    """(finite values from 0 on, by code; the borders between them; codes of what is too large and of NaN)."""
+    positive = _table(name)[:128]
+    values = positive[np.isfinite(positive)]
+    top = values[-1] + (values[-1] - values[-2])
+    borders = (values + np.append(values[1:], top)) / 2
+    nan = int(np.flatnonzero(np.isnan(_table(name)))[0])
+    infinite = np.flatnonzero(np.isinf(positive))
+    return values, borders, int(infinite[0]) if len(infinite) else nan, nan
 
 
 def as_float(numbers: Numbers) -> Numbers:
