@@ -40,7 +40,7 @@ def values(items):
 
 def test_commands_and_options_are_offered(tab):
     assert values(tab("ckptstore ")) == list(COMMANDS)
-    assert values(tab("ckptstore un")) == ["untag", "unpin"]
+    assert values(tab("ckptstore un")) == ["undelete", "untag", "unpin"]
     assert "--exit-code" in values(tab("ckptstore diff --"))
     assert values(tab("ckptstore query x --format ")) == ["table", "json", "csv", "nl"]
 

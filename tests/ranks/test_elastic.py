@@ -171,6 +171,7 @@ def test_an_agent_dies_with_its_worker_in_mid_save_and_the_other_goes_on_alone(a
     check(agents, [2, 1])
 
 
+@pytest.mark.soak  # the test above goes the same way, and further
 def test_a_worker_dies_in_mid_save_and_as_many_go_on(agents):
     agent = agents.start("--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "2", strike="1 dead")
     agents.wait_for("the end", lambda: agent.poll() is not None)

@@ -29,7 +29,7 @@ from tests.gc.schedules.made import (
     trim_small,
 )
 
-SEEDS = 45
+SEEDS = 25
 Past = tuple[MemoryBackend, dict[int, Pin]]
 """A store, and (run key, attempt) of the states that are in it."""
 
