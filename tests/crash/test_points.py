@@ -333,8 +333,10 @@ def _reply_is_lost(past: Any, name: str, wanted: Callable[[Call], bool]) -> None
             tried.model.saved(*tried.model.maybe.pop(), made.id)
         check_place(tried.place, tried.model, wholly=False)
 
-    # A read whose reply is lost is a read that failed.
-    strike_each(past, SCENARIOS[name], check, lambda call: call.op != "sync" and changes(call) and wanted(call))
+    def counts(call: Call) -> bool:
+        return changes(call) and call.op != "sync" and wanted(call)  # a read without its reply has failed
+
+    strike_each(past, SCENARIOS[name], check, counts)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
