@@ -62,37 +62,45 @@ class _Chunks:
     """Small chunks of one component, side by side: columns, for there may be very many of them.
 
     Attributes:
-        cuts: what holds them, and perhaps more.
-        chosen: which of all that `cuts` hold they are; None: all.
+        holders: what holds the bytes of each; `at`: which of the chunks in there it is.
     """
 
     rows: list[int] = dataclasses.field(default_factory=list)
     sizes: list[int] = dataclasses.field(default_factory=list)
-    cuts: list[Cut] = dataclasses.field(default_factory=list)
-    chosen: Sequence[int] | None = None
+    holders: list[Cut] = dataclasses.field(default_factory=list)
+    at: list[int] = dataclasses.field(default_factory=list)
 
     def add(self, piece: Cut) -> None:
-        if isinstance(piece, Bundle):
-            self.rows += range(piece.row, piece.row + len(piece.sizes))
-            self.sizes += piece.sizes
-        else:
-            self.rows.append(piece.row)
-            self.sizes.append(piece.nbytes)
-        self.cuts.append(piece)
+        sizes = piece.sizes if isinstance(piece, Bundle) else (piece.nbytes,)
+        self.rows += range(piece.row, piece.row + len(sizes))
+        self.sizes += sizes
+        self.holders += [piece] * len(sizes)
+        self.at += range(len(sizes))
+
+    def __getitem__(self, part: slice) -> _Chunks:
+        return _Chunks(self.rows[part], self.sizes[part], self.holders[part], self.at[part])
 
     def only(self, numbers: Sequence[int]) -> _Chunks:
         """Some of them."""
-        chosen = numbers if self.chosen is None else [self.chosen[i] for i in numbers]
-        return _Chunks([self.rows[i] for i in numbers], [self.sizes[i] for i in numbers], self.cuts, chosen)
+        rows, sizes, holders, at = self.rows, self.sizes, self.holders, self.at
+        return _Chunks(
+            [rows[i] for i in numbers],
+            [sizes[i] for i in numbers],
+            [holders[i] for i in numbers],
+            [at[i] for i in numbers],
+        )
 
-    def parts(self) -> Sequence[Cut | memoryview]:
+    def parts(self) -> Iterator[Cut | memoryview]:
         """What holds their bytes, and nothing else."""
-        if self.chosen is None:
-            return self.cuts
-        parts: list[Cut | memoryview] = []
-        for piece in self.cuts:
-            parts += piece.parts() if isinstance(piece, Bundle) else (piece,)
-        return [parts[i] for i in self.chosen]
+        start = 0
+        for piece, group in itertools.groupby(self.holders):
+            end = start + sum(1 for _ in group)
+            if isinstance(piece, Bundle) and end - start < len(piece.sizes):
+                views = list(piece.parts())
+                yield from [views[i] for i in self.at[start:end]]
+            else:
+                yield piece
+            start = end
 
 
 class Writer:
@@ -237,11 +245,11 @@ class Writer:
             if sum(new.sizes) > self._limits.pack_bytes:
                 for number, nbytes in enumerate(new.sizes):
                     if size + nbytes > self._limits.pack_bytes and number > start:
-                        yield self._located(new.only(range(start, number)))
+                        yield self._located(new[start:number])
                         start, size = number, 0
                     size += nbytes
             if new.rows:
-                yield self._located(new.only(range(start, len(new.rows))) if start else new)
+                yield self._located(new[start:])
         for row, original in repeats:
             self.places.repeat(row, original)
 
@@ -277,7 +285,7 @@ class Writer:
         return key, chunks
 
     def _put_pack(self, key: str, chunks: _Chunks) -> None:
-        parts = chunks.parts()
+        parts = list(chunks.parts())
         fetched = [part.nbytes for part in parts if isinstance(part, Piece) and part.source is not None]
         with self._fetching.hold(sum(fetched)):
             buffers = [part if isinstance(part, memoryview) else part.data() for part in parts]

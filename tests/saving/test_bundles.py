@@ -90,3 +90,21 @@ def test_of_many_tiny_tensors_only_the_changed_ones_are_written(tmp_path):
         loaded = checkpoint.load()["model"]
         assert all(torch.equal(loaded[name], value) for name, value in state["model"].items())
         assert np.array_equal(store.run("train")[1].load()["model"]["0005"], np.full(64, 5.0, np.float32))
+
+
+def test_a_component_of_many_packs_is_gone_through_once_and_not_for_each(tmp_path, monkeypatch):
+    """Only what a pack border cuts in two is looked at a second time."""
+    monkeypatch.setattr(cutting, "_BUNDLE_BYTES", 2000)
+    looked: list[int] = []
+    parts = Bundle.parts
+    monkeypatch.setattr(Bundle, "parts", lambda bundle: looked.append(bundle.row) or parts(bundle))
+    state = {"model": {f"{n:04}": torch.full((60,), float(n)) for n in range(2000)}}
+    with ckptstore.init(tmp_path / "store", chunk_bytes=4096) as store:
+        checkpoint = store.run("train").save(1, state).result()
+        packs = {key for key in checkpoint.contents.keys.keys if key.startswith("packs/")}
+        assert len(packs) > 25
+        loaded = checkpoint.load()["model"]
+        assert all(torch.equal(loaded[name], value) for name, value in state["model"].items())
+    hashed = len(set(looked))
+    assert hashed > 100
+    assert len(looked) <= hashed + 2 * len(packs)
