@@ -30,6 +30,7 @@ from ckptstore.model.record import EpochDoc
 from ckptstore.run_ranks import RunRanks, describe_error, pack_entry, revived, unpack_entry
 from ckptstore.run_view import states
 from ckptstore.save.options import RunOptions
+from ckptstore.tier.runs import MISSING_TIER_HINT
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -270,7 +271,7 @@ class RunResume(RunRanks):
             raise BackendError(
                 f"run {self.name!r} has no checkpoints where one can look, and may have some in tier "
                 f"{' and '.join(map(repr, missing))}, which is missing or does not answer",
-                hint="make it answer; or begin anew without it by store.run(..., offline=True)",
+                hint=MISSING_TIER_HINT,
             )
         restart = restart_variable(os.environ)
         if resume == "must" or (restart is not None and not self.exists):

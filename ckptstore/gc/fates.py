@@ -135,6 +135,20 @@ def _check_not_emptied(run: RunSurvey, own: Iterable[Fate]) -> None:
         )
 
 
+def going(survey: Survey, decided: Iterable[Fate]) -> list[Pin]:
+    """All records of what is to be deleted, and superseded ones of the runs that were decided about."""
+    by_key = {run.key: run for run in survey.runs}
+    decided = list(decided)
+    asked = {fate.run_key for fate in decided}
+    gone = [
+        pin
+        for fate in decided
+        if fate.outcome == "delete"
+        for pin in by_key[fate.run_key].records_of(fate.checkpoint)
+    ]
+    return [*gone, *(pin for pin in superseded(survey) if pin[0] in asked)]
+
+
 def superseded(survey: Survey) -> list[Pin]:
     """Records that a later generation of the same checkpoint, whole and in the same tier, stands in for."""
     found: list[Pin] = []

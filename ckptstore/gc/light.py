@@ -6,7 +6,7 @@ from ckptstore.errors import DamageError
 from ckptstore.gc import listing, trim
 from ckptstore.gc.collect import Report, collect
 from ckptstore.gc.deleting import Pace
-from ckptstore.gc.fates import Owed, fates, superseded
+from ckptstore.gc.fates import Owed, fates, going
 from ckptstore.gc.holders import holders
 from ckptstore.gc.rounds import rules_in
 from ckptstore.gc.survey import survey
@@ -48,14 +48,7 @@ def light_round(
         trims = trim.plan(found, decided, held, owed, now)
     except DamageError as error:
         raise listing.stopped(error) from error
-    targets = [
-        pin
-        for fate in decided
-        if fate.outcome == "delete"
-        for run in found.runs
-        for pin in run.records_of(fate.checkpoint)
-    ]
-    targets += superseded(found)
+    targets = going(found, decided)
     targets += [(each.run_key, each.attempt) for each in trim.apply(tier, trims).done]
     if not targets:
         return None

@@ -17,7 +17,8 @@ from ckptstore.gc import listing
 from ckptstore.gc import trim as trimming
 from ckptstore.gc.collect import Report, collect
 from ckptstore.gc.deleting import Pace
-from ckptstore.gc.fates import Fate, Owed, RulesOf, fates, superseded
+from ckptstore.gc.fates import Fate, Owed, RulesOf, fates
+from ckptstore.gc.fates import going as to_go
 from ckptstore.gc.giving_up import give_up
 from ckptstore.gc.holders import holders
 from ckptstore.gc.lock import Lock
@@ -156,9 +157,8 @@ class _FullRound:
         try:
             now = self._tier.environment.now()
             found = self._survey()
-            decided = self._decide(found, now)
-            going = self._going(found, decided)
-            trims = self._trims(found, decided, now)
+            decided, trims = self._decide(found, now)
+            going = to_go(found, decided)
             shares = Shares(self._tier, found.records)
             self._check_share(found, going, trims, shares)
             run_of = {(run.key, entry.checkpoint): run for run in found.runs for entry in run.entries}
@@ -185,33 +185,20 @@ class _FullRound:
     def _survey(self) -> Survey:
         return survey(self._tier, known=self._known, hints=self._hints)
 
-    def _decide(self, found: Survey, now: float) -> list[Fate]:
+    def _decide(self, found: Survey, now: float) -> tuple[list[Fate], list[Trim]]:
         held = holders(self._tier, found.intents, found.keys, now, count_silent=False)
-        return fates(
+        clock = self._tier.environment.now()
+        decided = fates(
             found,
             self._rules_of,
             held,
             self._owed,
-            now=self._tier.environment.now(),
+            now=clock,
             tier_now=now,
             grace_seconds=self._settings.grace_seconds,
             patterns=self._settings.runs,
         )
-
-    def _trims(self, found: Survey, decided: Sequence[Fate], now: float) -> list[Trim]:
-        held = holders(self._tier, found.intents, found.keys, now, count_silent=False)
-        clock = self._tier.environment.now()
-        return trimming.plan(found, decided, held, self._owed, clock, self._components_of)
-
-    def _going(self, found: Survey, decided: Sequence[Fate]) -> list[Pin]:
-        by_key = {run.key: run for run in found.runs}
-        going = [
-            pin
-            for fate in decided
-            if fate.outcome == "delete"
-            for pin in by_key[fate.run_key].records_of(fate.checkpoint)
-        ]
-        return [*going, *(pin for pin in superseded(found) if self._is_asked_for(by_key[pin[0]]))]
+        return decided, trimming.plan(found, decided, held, self._owed, clock, self._components_of)
 
     def _is_asked_for(self, run: RunSurvey) -> bool:
         return self._fits(run.name)
@@ -246,9 +233,8 @@ class _FullRound:
             for attempt in settings.give_up:
                 give_up(tier, attempt, now)
             found = self._survey()
-            decided = self._decide(found, now)
-            going = self._going(found, decided)
-            trims = self._trims(found, decided, now)
+            decided, trims = self._decide(found, now)
+            going = to_go(found, decided)
             self._check_share(found, going, trims)
         except DamageError as error:
             raise listing.stopped(error) from error

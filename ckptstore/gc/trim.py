@@ -13,12 +13,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ckptstore.errors import (
-    CkptstoreError,
     DamageError,
     FormatTooNewError,
     SaveFailedError,
     UsageError,
-    kind_of,
 )
 from ckptstore.gc.fates import Fate, Owed, holders_of
 from ckptstore.gc.survey import RunSurvey, Survey
@@ -31,7 +29,7 @@ from ckptstore.model.retention import Candidate, Keep, decide
 from ckptstore.model.tables import encode_digests, written_bytes
 from ckptstore.save.commit import Assembly, create_record, summarize
 from ckptstore.save.reuse import ReuseIndex
-from ckptstore.save.saver import Reporter
+from ckptstore.save.saver import Reporter, fence
 from ckptstore.save.tables import TableWriter
 from ckptstore.tier import commits, layout
 from ckptstore.tier.contents import Contents
@@ -242,7 +240,7 @@ def trim(tier: Tier, run_key: str, attempt: str, drop: Collection[str], *, reaso
         try:
             made = _commit(tier, run_key, number, contents, gone, reason)
         except BaseException as error:
-            _fence(tier, run_key, str(number), error)
+            fence(tier, run_key, str(number), error)
             raise
     size = sum(part.logical_bytes for part in contents.record.components if part.name in gone)
     log.info("run %r step %d has no %s any more: %s", old.run, old.step, ", ".join(gone), reason)
@@ -334,11 +332,3 @@ def _check_same(contents: Contents, left: Pruned) -> None:
             problems.append(f"{heads.names[row]} would be another tensor")
     if problems:
         raise SaveFailedError(f"{contents} is not trimmed: {problems[0]}", hint="a mistake in this program")
-
-
-def _fence(tier: Tier, run_key: str, attempt: str, error: BaseException) -> None:
-    """VOID at the commit key, so that what was put may be cleared; failing is no second failure."""
-    try:
-        commits.fence(tier, run_key, attempt, kind_of(error))
-    except CkptstoreError as second:
-        log.warning("attempt %s could not be fenced: %s", attempt, second)

@@ -26,7 +26,7 @@ from ckptstore.model.documents import decode_intent
 from ckptstore.model.ids import Attempt
 from ckptstore.model.record import CommitRecord, IntentDoc
 from ckptstore.save.reuse import ReuseIndex
-from ckptstore.save.saver import Reporter
+from ckptstore.save.saver import Reporter, fence
 from ckptstore.tier import commits, intents, layout
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.copies import Copy
@@ -89,7 +89,8 @@ def open_attempt(
     except BackendError:
         raise  # it may pass: the next try goes on from here
     except CkptstoreError as error:
-        _fence(destination, source.run_key, attempt, error, owns=attempt not in _taken_over)
+        if not isinstance(error, WrongStoreError):  # else nothing of ours is there now
+            fence(destination, source.run_key, attempt, error, owns=attempt not in _taken_over)
         intent.remove()
         raise
     else:
@@ -207,13 +208,3 @@ def _claim(attempt: str) -> bool:
 def _release(attempt: str) -> None:
     _running.pop((os.getpid(), attempt), None)
     _taken_over.discard(attempt)
-
-
-def _fence(tier: Tier, run_key: str, attempt: str, error: CkptstoreError, *, owns: bool) -> None:
-    """VOID at the commit key; failing to write it is not a second failure."""
-    if isinstance(error, WrongStoreError):
-        return  # nothing of ours is there now
-    try:
-        commits.fence(tier, run_key, attempt, error.kind, owns=owns)
-    except CkptstoreError as second:
-        log.warning("attempt %s could not be fenced: %s", attempt, second.message)

@@ -111,7 +111,7 @@ def _attempt(
             alive = [base for pin, base in pins.items() if pin in surviving]
             yield ReuseIndex(alive, tier.backend, Reporter(tier).report, number.number)
         except BaseException as error:
-            fence(tier, session, attempt, error)
+            fence(tier, session.run_key, attempt, error)
             if not isinstance(error, CkptstoreError) or isinstance(
                 error, (SessionSupersededError, SaveFailedError)
             ):
@@ -122,7 +122,7 @@ def _attempt(
             ) from error
 
 
-def fence(tier: Tier, session: Session, attempt: str, error: BaseException, *, owns: bool = True) -> bool:
+def fence(tier: Tier, run_key: str, attempt: str, error: BaseException, *, owns: bool = True) -> bool:
     """VOID at the commit key, so that this attempt never commits and gc may clear what it left.
 
     Failing to write it is not a second failure: gc will fence the attempt when it has been silent.
@@ -135,7 +135,7 @@ def fence(tier: Tier, session: Session, attempt: str, error: BaseException, *, o
     """
     reason = kind_of(error)
     try:
-        found = commits.fence(tier, session.run_key, attempt, reason, owns=owns)
+        found = commits.fence(tier, run_key, attempt, reason, owns=owns)
         if isinstance(found, CommitRecord):
             log.warning("attempt %s has committed after all, before %s", attempt, reason)
             return False
@@ -151,7 +151,7 @@ def give_up(tier: Tier, session: Session, attempt: str, error: BaseException, *,
     Where creation is not exclusive, a VOID could overwrite the record: there only who leads may write it.
     """
     if leads or tier.backend.capabilities.create_if_absent:
-        return fence(tier, session, attempt, error, owns=leads)
+        return fence(tier, session.run_key, attempt, error, owns=leads)
     return False
 
 

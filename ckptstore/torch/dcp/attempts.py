@@ -101,7 +101,7 @@ class Lead:
         if self._intent is not None:
             self._intent.stop()
         if error is not None:
-            fence(self._tier, self._session, str(self.attempt), error)
+            fence(self._tier, self._session.run_key, str(self.attempt), error)
         if self._intent is not None:
             self._intent.remove()
 
