@@ -63,6 +63,7 @@ def scratch(folder: Path, name: str) -> Iterator[Path]:
     # DCP says at every call that there is one process only, torchsnapshot that it uses what torch deprecates.
     warnings.filterwarnings("ignore", module=r"torch\.distributed|torchsnapshot|torch_checkpointing")
     folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()  # configurations and servers in it have places of their own to start from
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=folder, ignore_cleanup_errors=True) as made:
         yield Path(made)
 

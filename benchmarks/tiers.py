@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import logging
 import mmap
+import os
 import random
 import shutil
 import sys
@@ -188,7 +189,7 @@ def _place(server: S3Server, folder: Path, state: states.State, target: states.S
 
 
 def _ours(place: _Place) -> dict[str, tuple[float, float]]:
-    """Replicating, restoring on a host with an empty disk, filling that disk: seconds, the server's CPU."""
+    """Replicating, filling an empty disk, restoring with an empty disk: seconds, the server's CPU."""
     found = {}
     with place.server.bucket() as bucket:
         cold = f"s3://{bucket}/store"
@@ -200,19 +201,20 @@ def _ours(place: _Place) -> dict[str, tuple[float, float]]:
             )
         fresh = place.folder / "fresh"
         with ckptstore.open(two_tiers(place.folder / "b.toml", fresh, cold), create=True) as store:
+            entry = store.checkpoint(f"{RUN}@latest").entry
+            key = store.run(RUN).key
+            found[f"{FETCH}|{OURS}"] = _with_cpu(place.server, lambda: store.replication.fetch(key, entry))
+            if HOT not in {copy.tier.name for copy in store.checkpoint(f"{RUN}@latest").copies}:
+                raise WrongAnswer(f"{OURS} fetched nothing")
+        disk.remove(fresh)
+        with ckptstore.open(two_tiers(place.folder / "c.toml", fresh, cold), create=True) as store:
             checkpoint = store.checkpoint(f"{RUN}@latest")
             states.poison(place.target)
             found[f"{RESTORE}|{OURS}"] = _with_cpu(place.server, lambda: checkpoint.restore(place.target))
             wrong = states.differences(states.flat(place.state), states.flat(place.target))
             if wrong:
                 raise WrongAnswer(f"{OURS} gave back other bytes in {len(wrong)} tensors")
-        with ckptstore.open(place.folder / "b.toml") as store:  # what it has read of the tables is forgotten
-            entry = store.checkpoint(f"{RUN}@latest").entry
-            key = store.run(RUN).key
-            found[f"{FETCH}|{OURS}"] = _with_cpu(place.server, lambda: store.replication.fetch(key, entry))
-            if HOT not in {copy.tier.name for copy in store.checkpoint(f"{RUN}@latest").copies}:
-                raise WrongAnswer(f"{OURS} fetched nothing")
-        shutil.rmtree(fresh)
+        disk.remove(fresh)
     return found
 
 
@@ -284,6 +286,7 @@ def _choose(place: _Place, bucket: str, report: Report) -> dict[str, dict[str, P
 
 
 def _with_cpu(server: S3Server, work: Callable[[], object]) -> tuple[float, float]:
+    os.sync()  # else what was written before is written back now
     before = server.cpu_seconds()
     seconds = timed(work)
     return seconds, server.cpu_seconds() - before

@@ -23,6 +23,7 @@ from ckptstore.replicate import fetch as fetching
 from ckptstore.replicate import repair as repairing
 from ckptstore.replicate.copying import Copied
 from ckptstore.replicate.debt import Wanted
+from ckptstore.replicate.pace import Saves
 from ckptstore.replicate.replicator import STOP_SECONDS, Replicator
 from ckptstore.replicate.reports import Report
 from ckptstore.replicate.source import Source
@@ -58,10 +59,14 @@ class Replication:
 
     Args:
         source: the store.
+
+    Attributes:
+        saves: those that write now, which copies give way to.
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self.saves = Saves()
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._replicators: dict[str, Replicator] = {}
@@ -80,9 +85,13 @@ class Replication:
         with self._lock:
             if self._pid != os.getpid():
                 self._pid, self._replicators = os.getpid(), {}
+                self.saves = Saves()  # the parent's were not this process's
             if tier.uuid not in self._replicators:
                 self._replicators[tier.uuid] = Replicator(
-                    self._source, tier, wanted=functools.partial(wanted_in, self._source, tier)
+                    self._source,
+                    tier,
+                    wanted=functools.partial(wanted_in, self._source, tier),
+                    saves=self.saves,
                 )
             return self._replicators[tier.uuid]
 

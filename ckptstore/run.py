@@ -256,10 +256,11 @@ class Run(RunCapture):
             if self._resume_point is not None and not request.parents:
                 request = dataclasses.replace(request, parents=(self._resume_point.id,))
             bases = [session.base, *job.bases] if session.base is not None else job.bases
-            if job.saver is None:
-                saved: Saved | CommitRecord = save(self._tier, session, request, work, bases)
-            else:
-                saved = job.saver.save(request, work, bases)
+            with self._store.replication.saves.under_way():
+                if job.saver is None:
+                    saved: Saved | CommitRecord = save(self._tier, session, request, work, bases)
+                else:
+                    saved = job.saver.save(request, work, bases)
             record, seconds = (saved.record, saved.seconds) if isinstance(saved, Saved) else (saved, None)
         except BaseException as error:  # noqa: BLE001 - it is the pending save's to tell
             work.waves.abandon()

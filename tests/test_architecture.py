@@ -17,7 +17,7 @@ PACKAGE = Path(ckptstore.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_version", "errors", "errnos"),
     ("model",),
-    ("environment", "backend", "arrays", "dtensors", "shards", "ranks", "pool", "signals"),
+    ("environment", "backend", "arrays", "dtensors", "shards", "ranks", "pool", "memory", "signals"),
     ("manifest",),
     ("tier",),
     ("load", "save"),

@@ -1,13 +1,18 @@
-"""Several buffers as one body that can be read again from its start."""
+"""Bodies: what is sent, from several buffers, and what comes, into the caller's memory."""
 
 from __future__ import annotations
 
 import bisect
+import contextlib
+import http.client
 import io
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ckptstore.backend import ReadableBuffer
+
+_PIECE_BYTES = 256 << 10
 
 
 def as_bytes(buffers: Sequence[ReadableBuffer]) -> list[memoryview]:
@@ -59,10 +64,25 @@ class Body(io.RawIOBase):
         self._at += count
         return count
 
+    def pieces(self) -> list[memoryview]:
+        """All of it, as it is best sent: without a copy, and none so long that a timeout is for all of it."""
+        return [
+            view[start : start + _PIECE_BYTES]
+            for view in self._views
+            for start in range(0, len(view), _PIECE_BYTES)
+        ]
+
     def read(self, size: int | None = -1) -> bytes:
-        """Up to `size` bytes; fewer only at the end, as those who send want it."""
+        """Up to `size` bytes; fewer only at the end, as those who sign want it."""
         left = len(self) - self._at if size is None or size < 0 else min(size, len(self) - self._at)
-        made = bytearray(max(left, 0))
+        if left <= 0:
+            return b""
+        number = bisect.bisect_right(self._ends, self._at)
+        start = self._at - (self._ends[number] - len(self._views[number]))
+        if start + left <= len(self._views[number]):
+            self._at += left
+            return bytes(self._views[number][start : start + left])
+        made = bytearray(left)
         view = memoryview(made)
         while view.nbytes:
             view = view[self.readinto(view) :]
@@ -83,3 +103,26 @@ def parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[memoryv
                 part, room = [], part_bytes
     if part:
         yield part
+
+
+@contextlib.contextmanager
+def straight(body: Any) -> Iterator[Any]:
+    """What to fill memory from, instead of from a reply's body: it has ``readinto``.
+
+    botocore and urllib3 copy what the socket gives two more times, holding the interpreter lock. Below them
+    is the standard library's response, which receives into the caller's memory (16 MiB: 6.3 instead of 9.3 ms
+    of CPU). Where it is not found there, or its bytes are not the object's own, the body itself is given.
+    """
+    outer: Any = getattr(body, "_raw_stream", None)
+    inner = getattr(outer, "_original_response", None)
+    if (
+        not isinstance(inner, http.client.HTTPResponse)
+        or inner.length is None
+        or inner.chunked
+        or inner.headers.get("Content-Encoding") is not None
+    ):
+        yield body
+        return
+    yield inner
+    if inner.length == 0:  # the connection is good for the next request; else closing the body ends it
+        outer.release_conn()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import http.client
 import logging
 import re
 import time
@@ -31,7 +32,7 @@ from ckptstore.errors import (
     ShortReadError,
 )
 from ckptstore_s3 import _rules
-from ckptstore_s3._body import as_bytes
+from ckptstore_s3._body import as_bytes, straight
 from ckptstore_s3._client import Requests
 from ckptstore_s3._failures import told_of_key
 from ckptstore_s3._options import Options, Place
@@ -130,6 +131,7 @@ class S3Backend(Backend):
         except (TypeError, BufferError) as error:
             raise BackendError(f"put {key!r}: a buffer cannot be used: {error}") from error
         self._putter.put(key, views, if_absent=if_absent, max_parts=min(_BATCH, MAX_PARTS))
+        self._bucket_seen = time.monotonic()
 
     def sync(self) -> None:
         """Nothing to do: an answered request is durable."""
@@ -174,12 +176,13 @@ class S3Backend(Backend):
     def _fill(self, body: Any, view: memoryview, key: str) -> None:
         done = 0
         try:
-            while done < len(view):
-                # In pieces: each is copied once more on its way, and is in the processor's cache then.
-                count = body.readinto(view[done : done + _READ_BYTES])
-                if not count:
-                    break
-                done += count
+            with straight(body) as source:
+                while done < len(view):
+                    # In pieces: those that are copied on their way are in the processor's cache then.
+                    count = source.readinto(view[done : done + _READ_BYTES])
+                    if not count:
+                        break
+                    done += count
         except self._broken as error:
             raise self._cut(key, error) from error
         if done < len(view):  # the object is longer: the connection ended, not it
@@ -194,7 +197,12 @@ class S3Backend(Backend):
         import botocore.exceptions
         import urllib3.exceptions
 
-        return (OSError, botocore.exceptions.BotoCoreError, urllib3.exceptions.HTTPError)
+        return (
+            OSError,
+            http.client.HTTPException,
+            botocore.exceptions.BotoCoreError,
+            urllib3.exceptions.HTTPError,
+        )
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Reads an object whole; see the contract."""

@@ -19,6 +19,7 @@ from ckptstore.load.sharing import Sharing
 from ckptstore.load.sources import Sources
 from ckptstore.load.spans import Span
 from ckptstore.load.tally import Tally
+from ckptstore.memory import pages
 from ckptstore.pool import Pool, default_threads
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.tier import Tier
@@ -80,7 +81,8 @@ class Fetcher:
 
     def _fetch_alone(self, reads: list[Read]) -> None:
         self._scratch = Scratch(reads, self._threads)
-        turns = list(batches(reads))
+        # None of the long ones is left to the end, when the other threads would only wait for it.
+        turns = sorted(batches(reads), key=_size, reverse=True)
         if len(turns) <= 1:
             for turn in turns:
                 self._carry_out(turn)
@@ -157,6 +159,10 @@ class Fetcher:
                 np.copyto(target, np.frombuffer(data, np.uint8))
 
 
+def _size(turn: Sequence[Read]) -> int:
+    return sum(read.length for read in turn)
+
+
 class Scratch:
     """Equal buffers for those of the reads that have no target of their own, within a budget."""
 
@@ -166,7 +172,7 @@ class Scratch:
         # Last in, first out: memory that was never handed out is never touched, and so never there.
         self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()
         for _ in range(count):
-            self._free.put(np.empty(longest, np.uint8))
+            self._free.put(np.frombuffer(pages(longest), np.uint8) if longest else np.empty(0, np.uint8))
 
     @contextlib.contextmanager
     def take(self, nbytes: int) -> Iterator[memoryview]:

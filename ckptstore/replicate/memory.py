@@ -7,6 +7,7 @@ import mmap
 import threading
 from collections.abc import Iterator
 
+from ckptstore.memory import pages
 from ckptstore.pool import Budget
 
 _FINE_BYTES, _COARSE_BYTES = 1 << 20, 8 << 20
@@ -54,7 +55,7 @@ class Memory:
                 self._mapped_bytes -= dropped
             self._mapped_bytes += size
             self._made += 1
-            return mmap.mmap(-1, size)
+            return pages(size)
 
 
 def _rounded(nbytes: int) -> int:

@@ -1,12 +1,46 @@
-"""A cap on bytes per second that several threads keep together."""
+"""When several threads may copy: under a cap on bytes per second, and after the saves of this process."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _BURST_SECONDS = 0.25
 """So much may pass at once after a pause: less would make many small waits of one."""
+
+GIVE_WAY_SECONDS = 5.0
+"""A long save, or one after another, holds up an object no longer: copying must get on, too."""
+
+
+class Saves:
+    """Those of this process that write now: copies give way to them, who share their disk and processors."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """While it lasts, no further object is copied."""
+        with self._changed:
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
+
+    def give_way(self, is_stopped: Callable[[], bool]) -> None:
+        """Waits until none writes or `is_stopped` is true, at most :data:`GIVE_WAY_SECONDS`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count or is_stopped(), GIVE_WAY_SECONDS)
+
+    def look_again(self) -> None:
+        """Those who wait ask `is_stopped`."""
+        with self._changed:
+            self._changed.notify_all()
 
 
 class Pace:
@@ -16,6 +50,7 @@ class Pace:
         bytes_per_second: None lets everything pass.
         monotonic: the clock, in seconds.
         sleep: waits that many seconds, in place of a wait that :meth:`stop` ends; for tests.
+        saves: those to give way to.
     """
 
     def __init__(
@@ -23,11 +58,13 @@ class Pace:
         bytes_per_second: int | None,
         monotonic: Callable[[], float],
         sleep: Callable[[float], object] | None = None,
+        saves: Saves | None = None,
     ) -> None:
         self._rate = bytes_per_second
         self._monotonic = monotonic
         self._stopped = threading.Event()
         self._sleep = sleep or self._stopped.wait
+        self._saves = saves or Saves()
         self._lock = threading.Lock()
         self._free_at = monotonic()
 
@@ -38,7 +75,12 @@ class Pace:
 
     def pass_bytes(self, nbytes: int) -> None:
         """Waits until `nbytes` more may pass, or :meth:`stop` is called."""
-        if self._rate is None or self._stopped.is_set():
+        if not self._stopped.is_set():
+            self._keep_rate(nbytes)
+            self._saves.give_way(self._stopped.is_set)
+
+    def _keep_rate(self, nbytes: int) -> None:
+        if self._rate is None:
             return
         with self._lock:
             now = self._monotonic()
@@ -51,6 +93,7 @@ class Pace:
     def stop(self) -> None:
         """Ends all waits: who waited asks next whether it is to go on."""
         self._stopped.set()
+        self._saves.look_again()
 
     def go_on(self) -> None:
         """The rate holds again."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 from ckptstore.errors import BackendError, CkptstoreError
 from ckptstore.replicate.debt import Owed, Wanted
+from ckptstore.replicate.pace import Saves
 from ckptstore.replicate.reports import Report, Sent
 from ckptstore.replicate.rounds import Rounds
 from ckptstore.replicate.source import Source
@@ -44,9 +45,10 @@ class Replicator(Rounds):
         *,
         wanted: Callable[[str], Wanted | None] | None = None,
         on_sent: Callable[[Sent], None] | None = None,
+        saves: Saves | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        super().__init__(source, destination, wanted=wanted, on_sent=on_sent)
+        super().__init__(source, destination, wanted=wanted, on_sent=on_sent, saves=saves)
         self._jitter = jitter
         self._thread: threading.Thread | None = None
         self._asked = self._answered = self._seen = 0

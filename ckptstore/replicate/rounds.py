@@ -13,7 +13,7 @@ from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.replicate.copying import Copied, CopyStopped, copy_checkpoint
 from ckptstore.replicate.debt import Owed, Wanted, debt
 from ckptstore.replicate.documents import carry_policies, catch_up
-from ckptstore.replicate.pace import Pace
+from ckptstore.replicate.pace import Pace, Saves
 from ckptstore.replicate.reports import Passed, Report, Sent, Status
 from ckptstore.replicate.source import Source, bases_of
 from ckptstore.save.work import Progress
@@ -37,6 +37,7 @@ class Rounds:
         destination: the tier.
         wanted: what retention keeps there of the run of a name; None of a run whose checkpoints all stay.
         on_sent: told of each checkpoint that was copied.
+        saves: those of this process, which copies give way to.
     """
 
     def __init__(
@@ -46,13 +47,15 @@ class Rounds:
         *,
         wanted: Callable[[str], Wanted | None] | None = None,
         on_sent: Callable[[Sent], None] | None = None,
+        saves: Saves | None = None,
     ) -> None:
         self._source = source
         self.destination = destination
         self._wanted = wanted
         self._on_sent = on_sent
         self._environment: Environment = destination.environment
-        self._pace = Pace(destination.limits.max_bytes_per_second, self._environment.monotonic)
+        rate = destination.limits.max_bytes_per_second
+        self._pace = Pace(rate, self._environment.monotonic, saves=saves)
         self._known: dict[str, Copy] = {}  # run key -> what was copied last: its tables need not be read
         self._changed = threading.Condition()
         self._stopping = False

@@ -7,9 +7,7 @@ another: nothing is ever too small to be reused, and nothing is allocated beyond
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
 import threading
 from collections.abc import Callable, Sequence
 
@@ -17,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import UsageError
+from ckptstore.memory import pages
 from ckptstore.save import free_memory, pinned
 
 log = logging.getLogger("ckptstore")
@@ -55,12 +54,7 @@ class Block:
     """
 
     def __init__(self, nbytes: int) -> None:
-        # Private: a forked child must never write into what its parent is saving.
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        self.array: Bytes = np.frombuffer(memory, np.uint8)
+        self.array: Bytes = np.frombuffer(pages(nbytes), np.uint8)
         self.touched_bytes = 0
         self._registration: pinned.Registration | None = None
 

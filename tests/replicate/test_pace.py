@@ -1,0 +1,88 @@
+"""When copies may go on: they give way to saves of their own process, and are never starved by them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from ckptstore.replicate import pace as pacing
+from ckptstore.replicate.pace import Pace, Saves
+from tests.crash._support import make_state
+from tests.replicate.made import RUN, opened, places
+
+LONG = 60.0
+
+
+@contextlib.contextmanager
+def asking(pace):
+    """A thread that asks whether an object may pass; an event that it has been told so."""
+    passed = threading.Event()
+
+    def ask():
+        pace.pass_bytes(1)
+        passed.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield passed
+    thread.join(LONG)
+    assert not thread.is_alive()
+
+
+def _waits(saves):
+    """Once a thread waits there."""
+    while True:
+        with saves._changed:
+            if saves._changed._waiters:
+                return
+
+
+def test_an_object_waits_until_no_save_writes():
+    saves = Saves()
+    with saves.under_way():
+        with saves.under_way():
+            asked = contextlib.ExitStack()
+            passed = asked.enter_context(asking(Pace(None, lambda: 0.0, saves=saves)))
+            _waits(saves)
+        _waits(saves)  # one of two has ended
+        assert not passed.is_set()
+    asked.close()
+    assert passed.is_set()
+
+
+def test_one_that_is_to_stop_waits_for_no_save():
+    saves = Saves()
+    pace = Pace(None, lambda: 0.0, saves=saves)
+    with saves.under_way(), asking(pace) as passed:
+        _waits(saves)
+        assert not passed.is_set()
+        pace.stop()
+        assert passed.wait(LONG)
+
+
+def test_saves_without_end_do_not_starve_copies(monkeypatch):
+    monkeypatch.setattr(pacing, "GIVE_WAY_SECONDS", 0.01)
+    saves = Saves()
+    with saves.under_way(), asking(Pace(None, lambda: 0.0, saves=saves)) as passed:
+        assert passed.wait(LONG)
+
+
+def test_a_save_says_that_it_writes_until_it_is_committed():
+    with places() as (hot, cold), contextlib.closing(opened(hot, cold)) as store:
+        backend, seen = store.tier.backend, []
+        put = backend.put
+
+        def watched(key, *arguments, **named):
+            seen.append((key, store.replication.saves._count))
+            return put(key, *arguments, **named)
+
+        backend.put = watched
+        run = store.run(RUN)
+        for step in (1, 2):
+            seen.clear()
+            run.save(step, make_state(step), wait=step == 1).result()
+            written = [count for key, count in seen if key.startswith(("chunks/", "packs/"))]
+            assert written
+            assert set(written) == {1}
+            assert [count for key, count in seen if key.startswith("commits/")] == [1]
+            assert store.replication.saves._count == 0
