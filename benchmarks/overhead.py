@@ -3,13 +3,14 @@
     python -m benchmarks.overhead --gib 1.5 --repeats 5 --dir /data/scratch --json out.json
 
 The named calls are replaced by ones that read the calling thread's CPU clock before and after. "files" are
-the system calls that belong to a read or a write and move no data (open, rename, close, ...). What threads
-spend beside all these is overhead: Python, locks, waking each other, the manifest. It is shown as a share of
+the system calls that belong to a read or a write and move no data (open, rename, close, ...), "sqlite" is
+what SQLite does for the manifest. "beside" is what threads spend beside all these, and beside the clocks
+themselves: Python, locks, waking each other. It and SQLite are overhead, shown as a share of
 the wall time: for a save from its return to the commit, without the caller's thread, which only waits; for a
-load, of all of it. "us / tensor" is that, for a save together with what the caller was blocked; "us more" is
-by how much a tensor makes that longer: without what one tensor of as many bytes takes. A last save of each
-case is sampled instead: the lines that its threads were at, weighted by the CPU that each spent since the
-sample before, without the named calls.
+load, of all of it. "us / tensor" is what is beside, for a save with what the caller was blocked; "us more" is
+by how much a tensor makes that longer: without what one of as many bytes takes. A last save of each case is
+sampled instead: the lines that its threads were at, weighted by the CPU that each spent since the sample
+before, without the named calls.
 
 Cases: the AdamW state of the other benchmarks, 10,000 tensors of 1 KiB, and one of as many bytes.
 """
@@ -20,17 +21,18 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
-import numpy as np
 import torch
 
 from benchmarks import command, disk, goals, states
@@ -44,7 +46,9 @@ _MICROSECONDS_PER_TENSOR = 5.0
 _SMALL_COUNT, _SMALL_ELEMENTS = 10_000, 256
 _SAMPLE_SECONDS = 0.002
 _SHOWN_LINES = 12
-KINDS = ("hash", "read", "write", "files", "copy")
+_CLOCK_CALLS = 2000
+_TURNS = 200_000
+KINDS = ("hash", "read", "write", "files", "copy", "sqlite")
 # Where the library finds the function, as `module`, `name`, and which kind of work it is.
 _CALLS = (
     ("blake3", "blake3", "hash"),
@@ -92,10 +96,16 @@ class Sample:
     background_cpu_seconds: float
     cpu_seconds: dict[str, float]
     calls: dict[str, int]
+    clock_seconds: float
+    """What the clocks around the calls took, as far as they did not count it themselves."""
 
     @property
-    def overhead_seconds(self) -> float:
-        return self.background_cpu_seconds - sum(self.cpu_seconds.values())
+    def beside_seconds(self) -> float:
+        return self.background_cpu_seconds - sum(self.cpu_seconds.values()) - self.clock_seconds
+
+    @property
+    def overhead_share(self) -> float:
+        return (self.beside_seconds + self.cpu_seconds["sqlite"]) / self.wall_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +116,7 @@ class Line:
     wall_seconds: float
     blocked_seconds: float
     cpu_seconds: dict[str, float]
-    overhead_seconds: float
+    beside_seconds: float
     overhead_share: float
     per_tensor_microseconds: float
     more_microseconds: float | None
@@ -116,25 +126,39 @@ class Line:
 
     @property
     def spent_seconds(self) -> float:
-        """Overhead, and for a save what the caller was blocked."""
-        return self.overhead_seconds + (self.blocked_seconds if self.case.startswith("save") else 0.0)
+        """In Python, and for a save what the caller was blocked."""
+        return self.beside_seconds + (self.blocked_seconds if self.case.startswith("save") else 0.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write what was asked for."""
     options = command.parser("overhead", __doc__, gib=1.5, repeats=5).parse_args(arguments)
-    with command.scratch(options.dir, "overhead") as folder:
+    connect = partial(sqlite3.connect, factory=_ClockedConnection)
+    with command.scratch(options.dir, "overhead") as folder, mock.patch.object(sqlite3, "connect", connect):
         command.require_space(folder, int(4 * options.gib * GIB))
         environment = command.environment(folder)
         lines = _run(options, folder)
     aims = _goals(lines)
+    environment["python_turn_nanoseconds"] = _turn_nanoseconds()
     document = {
         "environment": environment,
         "lines": [dataclasses.asdict(line) for line in lines],
         "goals": goals.as_json(aims),
     }
-    command.finish(options, table(lines, aims), document, partial(draw, lines))
+    speed = f"a turn of an empty loop takes Python {environment['python_turn_nanoseconds']:.0f} ns here"
+    command.finish(options, f"{table(lines, aims)}\n\n{speed}", document, partial(draw, lines))
     return 0
+
+
+def _turn_nanoseconds() -> float:
+    """How fast this machine runs Python now: the figures of two days compare only beside it."""
+    times = []
+    for _ in range(5):
+        start = time.thread_time()
+        for _ in range(_TURNS):
+            pass
+        times.append(time.thread_time() - start)
+    return min(times) / _TURNS * 1e9
 
 
 def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
@@ -235,7 +259,7 @@ def _measured_save(saver: _Saver) -> Sample:
         ended = time.perf_counter()
         after = time.process_time() - time.thread_time()
     seconds, calls = meter.totals(without=threading.get_ident())
-    return Sample(ended - returned, returned - start, after - before, seconds, calls)
+    return Sample(ended - returned, returned - start, after - before, seconds, calls, _clocks(calls))
 
 
 def _measured_load(saver: _Saver) -> Sample:
@@ -246,7 +270,7 @@ def _measured_load(saver: _Saver) -> Sample:
         saver.load()
         ended, after = time.perf_counter(), time.process_time()
     seconds, calls = meter.totals(without=None)
-    return Sample(ended - start, ended - start, after - before, seconds, calls)
+    return Sample(ended - start, ended - start, after - before, seconds, calls, _clocks(calls))
 
 
 @contextlib.contextmanager
@@ -260,10 +284,46 @@ def _timed_calls(meter: _Meter) -> Iterator[None]:
             if inner is not None:
                 undo.append((owner, name, inner))
                 setattr(owner, name, _clocked(inner, kind, meter))
-        yield
+        with mock.patch.object(_ClockedConnection, "meter", meter):
+            yield
     finally:
         for owner, name, inner in undo:
             setattr(owner, name, inner)
+
+
+class _ClockedConnection(sqlite3.Connection):
+    """SQLite's own type takes no other methods."""
+
+    meter: ClassVar[_Meter | None] = None
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        return self._clocked(super().execute, *arguments)
+
+    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+        return self._clocked(super().executemany, *arguments)
+
+    def _clocked(self, call: Callable[..., sqlite3.Cursor], *arguments: Any) -> sqlite3.Cursor:
+        return call(*arguments) if self.meter is None else _clocked(call, "sqlite", self.meter)(*arguments)
+
+
+def _clocks(calls: dict[str, int]) -> float:
+    """CPU seconds that the clocks around so many calls cost, in calls of nothing: the least of five tries."""
+    meter = _Meter()
+    call = _clocked(_nothing, KINDS[0], meter)
+    costs = []
+    for _ in range(5):
+        meter.threads.clear()
+        start = time.thread_time()
+        for _ in range(_CLOCK_CALLS):
+            call(b"", 0)
+        spent = time.thread_time() - start
+        counted, _ = meter.totals(without=None)
+        costs.append((spent - sum(counted.values())) / _CLOCK_CALLS)
+    return min(costs) * sum(calls.values())
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 def _clocked(inner: Any, kind: str, meter: _Meter) -> Any:
@@ -336,8 +396,8 @@ def _line(case: str, samples: list[Sample], tensors: int, hot: dict[str, list[tu
         median(sample.wall_seconds for sample in samples),
         median(sample.blocked_seconds for sample in samples),
         {kind: median(sample.cpu_seconds[kind] for sample in samples) for kind in KINDS},
-        median(sample.overhead_seconds for sample in samples),
-        float(np.median([sample.overhead_seconds / sample.wall_seconds for sample in samples])),
+        median(sample.beside_seconds for sample in samples),
+        median(sample.overhead_share for sample in samples),
         0.0,
         None,
         hot,
@@ -360,7 +420,7 @@ def table(lines: Sequence[Line], aims: Sequence[Goal]) -> str:
     heads = ("blocked s", "wall s", *KINDS, "beside", "of wall", "us / tensor", "us more")
     text = [f"{'':24}" + "".join(f"{head:>12}" for head in heads)]
     for line in lines:
-        figures = (line.blocked_seconds, line.wall_seconds, *line.cpu_seconds.values(), line.overhead_seconds)
+        figures = (line.blocked_seconds, line.wall_seconds, *line.cpu_seconds.values(), line.beside_seconds)
         text.append(
             f"  {line.case:<22}"
             + "".join(f"{figure:>12.3f}" for figure in figures)
@@ -383,9 +443,9 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(lines), figsize=(3 * len(lines), 3.6))
-    colours = ("#2f6f4f", "#5b8fb9", "#9aa5b1", "#7d6b91", "#d9b44a", "#b3402a")
+    colours = ("#2f6f4f", "#5b8fb9", "#9aa5b1", "#7d6b91", "#d9b44a", "#4a4a68", "#b3402a")
     for axis, line in zip(axes, lines, strict=True):
-        figures = {**line.cpu_seconds, "beside": line.overhead_seconds}
+        figures = {**line.cpu_seconds, "beside": line.beside_seconds}
         bars = axis.bar(list(figures), list(figures.values()), color=colours)
         axis.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
         axis.axhline(line.wall_seconds, color="#333333", linestyle="--", linewidth=1)

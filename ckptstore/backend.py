@@ -68,10 +68,16 @@ class ObjectInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """What became of one key given to :meth:`Backend.delete`; ``error`` is None when it is gone."""
+    """What became of one key given to :meth:`Backend.delete`.
+
+    Attributes:
+        error: None when the key is gone.
+        is_unfreed: it is gone, and the place keeps its bytes: a bucket with versions does.
+    """
 
     key: str
     error: BackendError | None = None
+    is_unfreed: bool = False
 
 
 Look: TypeAlias = tuple[str, Literal["ok", "warn", "fail"], str, str]

@@ -11,7 +11,7 @@ from ckptstore.errors import BackendError, ObjectExistsError
 from ckptstore_local import _sys
 from ckptstore_local._aligned import is_direct_error
 from ckptstore_local._durable import DirtyDirectories
-from ckptstore_local._tree import make_directories, parents, temporary_name
+from ckptstore_local._tree import make_directory, parents, temporary_name
 from ckptstore_local._write import DIRECT_FROM_BYTES, write_all
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Putter:
                         discard(path)  # Linux creates the file before it refuses the flag
                 return _sys.open(path, flags, 0o666), path, False
             except FileNotFoundError:
-                self.state.known_directories.discard(directory)
+                self.state.known_directories.clear()  # one that it lies in may be gone, too
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
 
     def _wants_direct(self, parent: str) -> bool:
@@ -176,10 +176,14 @@ class Putter:
         state = self.state
         if directory in state.known_directories:
             return
-        make_directories(self._root, directory)
-        # Another process may have made them and not have synced yet, so they count as ours to sync.
-        for path in parents(self._root, directory)[1:]:
-            state.dirty.mark(path)
+        if directory:
+            above = directory.rpartition("/")[0]
+            self.know_directory(above)
+            make_directory(self._root, directory)
+            # Another process may have made it and not have synced yet, so its name counts as ours to sync.
+            state.dirty.mark(os.path.join(self._root, above) if above else self._root)
+        else:
+            _sys.stat(self._root)
         if len(state.known_directories) >= 8192:
             state.known_directories.clear()
         state.known_directories.add(directory)

@@ -91,19 +91,18 @@ def _made(path: str) -> int:
     return _sys.lstat(path).st_mode
 
 
-def make_directories(root: str, directory: str) -> None:
-    """Makes `directory` below an existing `root`, level by level; never `root` itself.
+def make_directory(root: str, directory: str) -> None:
+    """Makes `directory` (relative to `root`) if it is not there; never what it lies in.
 
     Raises:
         NotAnObjectError: something else stands where a directory should be.
-        OSError: FileNotFoundError when `root` is not there.
+        OSError: FileNotFoundError when there is nothing to make it in.
     """
-    _sys.stat(root)
-    for path in reversed(parents(root, directory)[:-1]):
-        mode = _made(path)
-        if not stat.S_ISDIR(mode):
-            what = "symbolic link" if stat.S_ISLNK(mode) else "file"
-            raise NotAnObjectError(
-                f"a {what} stands at {path!r}, where the store {root!r} needs a directory",
-                hint="move it away; to use another disk, link the whole store directory",
-            )
+    path = os.path.join(root, directory)
+    mode = _made(path)
+    if not stat.S_ISDIR(mode):
+        what = "symbolic link" if stat.S_ISLNK(mode) else "file"
+        raise NotAnObjectError(
+            f"a {what} stands at {path!r}, where the store {root!r} needs a directory",
+            hint="move it away; to use another disk, link the whole store directory",
+        )

@@ -329,21 +329,28 @@ class S3Backend(Backend):
                 return [DeleteResult(key, error) for key in keys]
             logger.debug("deleting one by one: %s", error)
             return [self._delete_one(key) for key in keys]
-        gone = {str(item.get("Key")).removeprefix(prefix) for item in answer.get("Deleted", ())}
+        gone = {str(item.get("Key")).removeprefix(prefix): item for item in answer.get("Deleted", ())}
         failed = {str(item.get("Key")).removeprefix(prefix): item for item in answer.get("Errors", ())}
         results = []
         for key in keys:
             if key in failed:
                 results.append(DeleteResult(key, told_of_key(failed[key], f"delete {key!r} at {self.url}")))
+            elif key in gone:
+                results.append(_gone(key, gone[key]))
             else:  # of a key that the answer leaves out nothing is known
-                results.append(DeleteResult(key) if key in gone else self._delete_one(key))
+                results.append(self._delete_one(key))
         return results
 
     def _delete_one(self, key: str) -> DeleteResult:
         try:
-            self._requests.send("delete_object", "delete", key)
+            answer = self._requests.send("delete_object", "delete", key)
         except ObjectNotFoundError:
             return DeleteResult(key)
         except BackendError as error:
             return DeleteResult(key, error)
-        return DeleteResult(key)
+        return _gone(key, answer)
+
+
+def _gone(key: str, answer: Mapping[str, Any]) -> DeleteResult:
+    """A server that has put a marker where the object was keeps the object as an older version."""
+    return DeleteResult(key, is_unfreed=bool(answer.get("DeleteMarker")))

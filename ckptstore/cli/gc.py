@@ -180,6 +180,8 @@ def _line(report: RoundReport) -> str:
         count = len(set(report.collected) - trimmed)
         what = f"{plural(count, 'checkpoint')}, {plural(report.deleted_objects, 'object')}"
         parts = [f"{what} deleted, {size(report.freed_bytes)} freed"]
+    unfreed = report.unfreed_bytes + report.cleared.unfreed_bytes
+    parts += [f"{size(unfreed)} not freed: the bucket keeps versions"] if unfreed else []
     parts += [f"{plural(len(report.trims), 'checkpoint')} trimmed"] if report.trims else []
     expiring = sum(fate.outcome == "expire" for fate in report.fates)
     parts += [f"{expiring} expiring"] if expiring else []

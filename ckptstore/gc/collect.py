@@ -57,8 +57,9 @@ class Report:
         round: its ULID; empty if there was nothing to do and nothing was written.
         collected: (run key, attempt) of the records that are GONE by this round.
         stays: records that were to go and did not.
-        deleted_objects, freed_bytes: of chunks, packs and tables; `freed_bytes` counts those of plans that
-            were taken up as 0, for their sizes are not known any more.
+        deleted_objects: chunks, packs and tables.
+        freed_bytes, unfreed_bytes: theirs; unfreed are those of objects that a bucket keeps as versions. Of
+            plans that were taken up they count as 0, for their sizes are not known any more.
         shared_objects: named by what was collected, and kept because live records name them too.
         fenced: attempts of silent savers that this round ended.
         failures: (key, error) of what could not be deleted; the next round tries again.
@@ -72,6 +73,7 @@ class Report:
     stays: tuple[Stays, ...] = ()
     deleted_objects: int = 0
     freed_bytes: int = 0
+    unfreed_bytes: int = 0
     shared_objects: int = 0
     fenced: tuple[str, ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
@@ -178,10 +180,12 @@ class _Round:
     def _done(
         self, collected: Sequence[Pin], garbage: Mapping[str, int], named: set[str], deleted: Deleted
     ) -> dict[str, Any]:
+        unfreed_bytes = sum(garbage[key] for key in deleted.unfreed)
         return {
             "collected": tuple(collected),
             "deleted_objects": len(deleted.gone),
-            "freed_bytes": sum(garbage[key] for key in deleted.gone),
+            "freed_bytes": sum(garbage[key] for key in deleted.gone) - unfreed_bytes,
+            "unfreed_bytes": unfreed_bytes,
             "shared_objects": len(named - garbage.keys()),
             "failures": tuple(deleted.failures),
             "is_cut_short": deleted.is_cut_short,

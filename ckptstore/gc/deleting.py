@@ -37,11 +37,13 @@ class Deleted:
 
     Attributes:
         gone: in their order.
+        unfreed: those of them whose bytes the tier keeps.
         failures: (key, error).
         is_cut_short: time was up; the others were not tried.
     """
 
     gone: list[str]
+    unfreed: list[str]
     failures: list[tuple[str, str]]
     is_cut_short: bool
 
@@ -54,7 +56,7 @@ def delete(tier: Tier, keys: Sequence[str], pace: Pace) -> Deleted:
         BackendError: it failed.
     """
     clock = tier.environment.monotonic
-    done = Deleted([], [], False)
+    done = Deleted([], [], [], False)
     for start in range(0, len(keys), BATCH):
         began = clock()
         if pace.until is not None and began >= pace.until:
@@ -67,6 +69,8 @@ def delete(tier: Tier, keys: Sequence[str], pace: Pace) -> Deleted:
         for result in results:
             if result.error is None:
                 done.gone.append(result.key)
+                if result.is_unfreed:
+                    done.unfreed.append(result.key)
             else:
                 done.failures.append((result.key, result.error.message))
         if pace.rest and start + BATCH < len(keys):

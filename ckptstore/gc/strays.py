@@ -50,6 +50,7 @@ class Cleared:
 
     Attributes:
         objects, object_bytes: of attempts that never committed, or whose record is collected.
+        unfreed_bytes: of these, what a bucket keeps as versions.
         intents: of attempts that are decided, and of readers that have been silent.
         parts: documents of ranks.
         temporaries: files of interrupted writes, and uploads.
@@ -61,6 +62,7 @@ class Cleared:
 
     objects: int = 0
     object_bytes: int = 0
+    unfreed_bytes: int = 0
     intents: int = 0
     parts: int = 0
     temporaries: int = 0
@@ -240,6 +242,7 @@ class Strays:
             done,
             objects=done.objects + len(deleted.gone),
             object_bytes=done.object_bytes + sum(batch[key] for key in deleted.gone),
+            unfreed_bytes=done.unfreed_bytes + sum(batch[key] for key in deleted.unfreed),
             failures=(*done.failures, *deleted.failures),
             is_cut_short=deleted.is_cut_short,
         )

@@ -123,6 +123,12 @@ GC_FREED = Definition(
     "Bytes that the round freed, of checkpoints and of ended attempts.",
     ("tier", "of"),
 )
+GC_UNFREED = Definition(
+    "gc_unfreed_bytes",
+    "gauge",
+    "Bytes of deleted objects that a bucket keeps, as versions.",
+    ("tier",),
+)
 GC_NOT_DELETED = Definition(
     "gc_objects_not_deleted",
     "gauge",
@@ -133,4 +139,4 @@ GC_LEFT = Definition(
     "gc_attempts_left", "gauge", "Attempts without an outcome, whose objects the round left alone.", ("tier",)
 )
 
-OF_A_ROUND = (GC_LAST, GC_EXIT, GC_SECONDS, GC_CHECKPOINTS, GC_FREED, GC_NOT_DELETED, GC_LEFT)
+OF_A_ROUND = (GC_LAST, GC_EXIT, GC_SECONDS, GC_CHECKPOINTS, GC_FREED, GC_UNFREED, GC_NOT_DELETED, GC_LEFT)

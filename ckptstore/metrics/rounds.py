@@ -36,6 +36,8 @@ def families(reports: Mapping[str, RoundReport], exit_codes: Mapping[str, int], 
             series.set(metric.GC_CHECKPOINTS, count, tier=tier, outcome=outcome)
         series.set(metric.GC_FREED, report.freed_bytes, tier=tier, of="checkpoints")
         series.set(metric.GC_FREED, report.cleared.object_bytes, tier=tier, of="attempts")
+        unfreed = report.unfreed_bytes + report.cleared.unfreed_bytes
+        series.set(metric.GC_UNFREED, unfreed, tier=tier)
         failures = len(report.failures) + len(report.cleared.failures)
         series.set(metric.GC_NOT_DELETED, failures, tier=tier)
         series.set(metric.GC_LEFT, len(report.cleared.left), tier=tier)

@@ -220,13 +220,13 @@ class MemoryS3(Server):
 
     def _deleteobject(self, request: Request) -> Reply:
         self._remove(request.key)
-        return Reply(204)
+        return Reply(204, headers={"x-amz-delete-marker": "true"} if self.versioned else {})
 
     def _deleteobjects(self, request: Request) -> Reply:
         keys = keys_to_delete(request.body)
         for key in keys:
             self._remove(key)
-        return deleted(() if b"<Quiet>true" in request.body else keys)
+        return deleted(() if b"<Quiet>true" in request.body else keys, has_versions=self.versioned)
 
     def _listobjectsv2(self, request: Request) -> Reply:
         query = request.query
@@ -295,9 +295,12 @@ def keys_to_delete(body: bytes) -> list[str]:
     return [item.text or "" for item in _elements(body, "Key")]
 
 
-def deleted(keys: Iterable[str], errors: Iterable[tuple[str, str]] = ()) -> Reply:
+def deleted(
+    keys: Iterable[str], errors: Iterable[tuple[str, str]] = (), *, has_versions: bool = False
+) -> Reply:
     """The reply to a DeleteObjects: what went, and (key, code) of what did not."""
-    gone = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+    marker = "<DeleteMarker>true</DeleteMarker>" if has_versions else ""
+    gone = "".join(f"<Deleted><Key>{escape(key)}</Key>{marker}</Deleted>" for key in keys)
     left = "".join(
         f"<Error><Key>{escape(key)}</Key><Code>{code}</Code><Message>on purpose</Message></Error>"
         for key, code in errors

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import uuid
 
+import click.testing
 import pytest
 
+import ckptstore
+from ckptstore.cli.app import app
 from ckptstore.errors import CkptstoreError
 from ckptstore.gc.lock import LOCK
 from ckptstore.gc.rounds import Settings, run_round
@@ -16,6 +21,7 @@ from ckptstore.tier.policies import write_policy
 from tests.crash._support import TRAIN, Model, check_place, make_place, make_state, store_over
 from tests.gc.made import garbage, open_tier
 from tests.s3._faulty import rigged
+from tests.s3.conftest import _client
 
 COMMIT = "*/commits/*"
 
@@ -135,10 +141,34 @@ def test_g06_a_versioned_bucket_is_collected_once_and_not_over_and_over(rig):
     model = trained(rig.direct(), 1, 2, 3)
     report = full(rig.retrying())
     assert len(report.collected) == 2
+    assert report.freed_bytes == 0
+    assert report.unfreed_bytes == sum(
+        len(content) for key, content in rig.server.kept if "/chunks/" in key or "/packs/" in key
+    )
     again = full(rig.retrying())
     assert (again.collected, again.deleted_objects, again.cleared.objects) == ((), 0, 0)
     assert not garbage(rig.direct())
     rig.check(model, next_step=None)
+
+
+def test_g06_a_real_bucket_with_versions_says_what_it_keeps(s3_environment):
+    client = _client(s3_environment)
+    bucket = f"versions-{uuid.uuid4().hex[:12]}"
+    client.create_bucket(Bucket=bucket)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    url = f"s3://{bucket}/store"
+    with (
+        contextlib.closing(ckptstore.init(url)) as store,
+        store.run(TRAIN, retention=Keep(last=1), auto_gc=False) as run,
+    ):
+        for step in (1, 2, 3):
+            run.save(step, make_state(step), wait=True)
+    said = click.testing.CliRunner().invoke(app, ["-v", "-s", url, "gc"], prog_name="ckptstore").output
+    assert re.search(r"2 checkpoints, .* deleted, 0 B freed; .*B not freed: the bucket keeps versions", said)
+    with contextlib.closing(ckptstore.open(url)) as store:
+        (again,) = store.gc()
+        assert (again.collected, again.deleted_objects, again.unfreed_bytes) == ((), 0, 0)
+        assert [checkpoint.step for checkpoint in store.run(TRAIN).checkpoints()] == [3]
 
 
 def test_c177_an_odd_prefix_is_collected_like_any_other(rig):
