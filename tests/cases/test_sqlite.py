@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ckptstore
+from ckptstore import catalog
 from ckptstore.environment import Environment
 from ckptstore.manifest import Manifest
 from tests.crash._support import CHUNK_BYTES, TRAIN, blank_like, make_state, quiet, same
@@ -121,6 +122,7 @@ def test_c192_no_file_of_the_store_is_read_or_written_inside_a_write_transaction
 
 def test_c192_a_reader_that_holds_the_manifest_does_not_lose_the_save(directory, monkeypatch):
     """The commit does not depend on the manifest: it is told later."""
+    monkeypatch.setattr(catalog, "_BUSY_SECONDS", 0.1)
     monkeypatch.setattr(Manifest, "open", functools.partial(Manifest.open, busy_seconds=0.1))
     with ckptstore.open(directory) as store:
         store.run(TRAIN).save(1, make_state(1)).result()

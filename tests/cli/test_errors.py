@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ckptstore
+from ckptstore import catalog
 from ckptstore.errors import BackendError, BusyError, OutOfSpaceError
 from ckptstore.manifest import Manifest
 from ckptstore_local import LocalBackend
@@ -92,6 +93,7 @@ def test_11_busy(cli, place, monkeypatch):
 
 
 def test_a_locked_manifest_does_not_stop_ls(cli, place, monkeypatch):
+    monkeypatch.setattr(catalog, "_BUSY_SECONDS", 0.1)
     monkeypatch.setitem(Manifest.open.__func__.__kwdefaults__, "busy_seconds", 0.1)
     locker = sqlite3.connect(place / "manifest.db", isolation_level=None)
     try:

@@ -10,7 +10,14 @@ CHUNK_MIB = 64
 STATE_MIB = 384
 
 
-@pytest.mark.parametrize(("dtype", "other_chunk_mib"), [("float32", 64), ("uint8", 64), ("float32", 16)])
+@pytest.mark.parametrize(
+    ("dtype", "other_chunk_mib"),
+    [
+        ("float32", 16),
+        pytest.param("float32", 64, marks=pytest.mark.soak),
+        pytest.param("uint8", 64, marks=pytest.mark.soak),
+    ],
+)
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path, dtype, other_chunk_mib):
     """A large tensor and many small ones, in one grid and in two; in a process of its own."""
     save = f"""
