@@ -268,10 +268,13 @@ class _Copier:
     def _packs(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
         """Packs as a save makes them: per component, in the order of the table, up to the limit.
 
-        So a checkpoint whose small chunks lie in many packs of earlier saves arrives in few objects.
+        So a checkpoint whose small chunks lie in many packs of earlier saves arrives in few objects. Under a
+        cap on bytes per second they are no longer than a chunk: an object goes out at full speed, and gives
+        way to no save that begins meanwhile.
         """
         layout = self._contents.layout
-        most = Limits.of(layout.chunk_bytes).pack_bytes
+        is_capped = self._destination.limits.max_bytes_per_second is not None
+        most = layout.chunk_bytes if is_capped else Limits.of(layout.chunk_bytes).pack_bytes
         components = layout.heads.components
         tensors = layout.chunks.tensor[list(rows)].tolist() if rows else []
         packs: list[list[int]] = []

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import threading
 
+import numpy as np
 import pytest
 
 from ckptstore.environment import Environment
@@ -20,7 +21,7 @@ from ckptstore.testing import Fault, FaultBackend, SimulatedCrash
 from ckptstore.tier import commits, intents, notes
 from ckptstore.tier.contents import Contents
 from ckptstore.tier.copies import Copy
-from ckptstore.tier.tier import Tier
+from ckptstore.tier.tier import Limits, Tier
 from ckptstore_local import LocalBackend
 from tests.crash._support import CHUNK_BYTES, check_objects, make_state, memory_place, quiet
 from tests.inline import all_inline
@@ -335,6 +336,22 @@ def test_memory_is_lent_within_its_limit_and_used_again():
     for _ in range(3):  # of what was kept, some makes room
         with memory.take(3 << 20), memory.take(1 << 20):
             assert memory._mapped_bytes == 4 << 20
+
+
+def test_under_a_cap_no_object_is_longer_than_a_chunk():
+    with places() as (hot, cold), contextlib.closing(opened(hot, cold)) as store:
+        random = np.random.default_rng(1)
+        state = {"model": {str(n): random.integers(0, 255, CHUNK_BYTES // 8, np.uint8) for n in range(20)}}
+        store.run(RUN).save(1, state, wait=True)
+        tier = store.tiers[1]
+        whole = copy_in(store, 0).contents.keys
+        assert whole.sizes.max() > 2 * CHUNK_BYTES
+        tier.limits = Limits(max_bytes_per_second=1 << 30)
+        capped = copy_checkpoint([copy_in(store, 0)], tier).contents.keys
+        assert capped.is_pack.all()
+        assert capped.sizes.max() <= CHUNK_BYTES
+        assert capped.sizes.sum() == whole.sizes.sum()
+        holds(cold, (1, state))
 
 
 def test_a_cap_is_kept(monkeypatch):
