@@ -14,7 +14,7 @@ from ckptstore.replicate.pace import Saves
 from ckptstore.replicate.reports import Report, Sent
 from ckptstore.replicate.rounds import Rounds
 from ckptstore.replicate.source import Source
-from ckptstore.save.lane import step_back
+from ckptstore.save.lane import step_back, stop_at_exit
 from ckptstore.tier.asking import answers
 from ckptstore.tier.tier import Tier
 
@@ -71,6 +71,7 @@ class Replicator(Rounds):
                     target=self._work, name=f"ckptstore-replicate-{self.destination.name}", daemon=True
                 )
                 self._thread.start()
+                stop_at_exit(self)
 
     def wait_for(self, checkpoint: str, timeout: float | None = None, *, run: str | None = None) -> bool:
         """Waits until the tier has a checkpoint; False when the time is over or it is passed over.

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,6 +19,7 @@ log = logging.getLogger("ckptstore")
 
 EXIT_SECONDS = 600.0
 _IDLE_SECONDS = 5.0
+_STOP_SECONDS = 10.0
 _NICE = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
@@ -182,9 +184,39 @@ def _finish_lanes() -> bool:
     return not lost
 
 
+class Stoppable(Protocol):
+    """Threads that go on by themselves until they are stopped."""
+
+    def stop(self, timeout: float | None = None) -> object:
+        """Waits until they have ended."""
+
+
+_stopped_last: list[tuple[weakref.ref[Stoppable], int]] = []
+"""What to stop at the end of a process, and of which."""
+
+
+def stop_at_exit(thing: Stoppable) -> None:
+    """Has `thing` stopped at the end of this process, when its saves are finished, which may need it.
+
+    A thread that is still in native code when the interpreter ends is torn out of it, and C++ in there then
+    aborts the whole process, whatever its exit code was to be.
+    """
+    _stopped_last[:] = [(known, pid) for known, pid in _stopped_last if known() not in (None, thing)]
+    _stopped_last.append((weakref.ref(thing), os.getpid()))
+
+
+def _stop_the_rest() -> None:
+    for known, pid in _stopped_last:
+        thing = known()
+        if thing is not None and pid == os.getpid():  # a forked child has none of the threads
+            thing.stop(_STOP_SECONDS)
+
+
 @atexit.register
 def _finish_all() -> None:
-    if not _finish_lanes():
+    nothing_lost = _finish_lanes()
+    _stop_the_rest()
+    if not nothing_lost:
         setattr(sys, "_ckptstore_end", _EndWithFailure())  # noqa: B010 - mypy knows no such attribute
 
 
