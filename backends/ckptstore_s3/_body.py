@@ -52,17 +52,22 @@ class Body(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
-    def readinto(self, buffer: object) -> int:
-        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+    def _next(self, most: int) -> memoryview:
+        """What comes next and lies side by side, at most so many bytes; none at the end."""
         number = bisect.bisect_right(self._ends, self._at)
-        if number == len(self._views) or not len(target):
-            return 0
+        if number == len(self._views):
+            return memoryview(b"")
         view = self._views[number]
         start = self._at - (self._ends[number] - len(view))
-        count = min(len(view) - start, len(target))
-        target[:count] = view[start : start + count]
-        self._at += count
-        return count
+        piece = view[start : start + most]
+        self._at += len(piece)
+        return piece
+
+    def readinto(self, buffer: object) -> int:
+        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        piece = self._next(len(target))
+        target[: len(piece)] = piece
+        return len(piece)
 
     def pieces(self) -> list[memoryview]:
         """All of it, as it is best sent: without a copy, and none so long that a timeout is for all of it."""
@@ -75,18 +80,11 @@ class Body(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         """Up to `size` bytes; fewer only at the end, as those who sign want it."""
         left = len(self) - self._at if size is None or size < 0 else min(size, len(self) - self._at)
-        if left <= 0:
-            return b""
-        number = bisect.bisect_right(self._ends, self._at)
-        start = self._at - (self._ends[number] - len(self._views[number]))
-        if start + left <= len(self._views[number]):
-            self._at += left
-            return bytes(self._views[number][start : start + left])
-        made = bytearray(left)
-        view = memoryview(made)
-        while view.nbytes:
-            view = view[self.readinto(view) :]
-        return bytes(made)
+        pieces = []
+        while left > 0:
+            pieces.append(self._next(left))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
 
 
 def parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:

@@ -214,10 +214,9 @@ def _stop_the_rest() -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    nothing_lost = _finish_lanes()
-    _stop_the_rest()
-    if not nothing_lost:
+    if not _finish_lanes():
         setattr(sys, "_ckptstore_end", _EndWithFailure())  # noqa: B010 - mypy knows no such attribute
+    _stop_the_rest()
 
 
 def _finish_child() -> None:

@@ -24,6 +24,7 @@ from ckptstore.store import Store
 from ckptstore.tier import intents
 from ckptstore.tier.tier import Tier
 from tests.crash._support import TRAIN, check_objects, ends, make_state, same
+from tests.replicate.made import TOML
 from tests.saving import _kills as saving
 from tests.saving._killed import EXIT_CODE
 
@@ -33,17 +34,6 @@ SILENT_SECONDS = 0.3
 
 MOST_TEMPORARIES = 16
 """Files that one ended process may leave half-written in a tier."""
-
-TOML = """
-[[tiers]]
-name = "hot"
-url = "hot"
-
-[[tiers]]
-name = "cold"
-url = "cold"
-replicate = "async"
-"""
 
 
 def watch(toml: Path, *how: object) -> subprocess.Popen[str]:
@@ -63,7 +53,7 @@ def watch(toml: Path, *how: object) -> subprocess.Popen[str]:
 def kill_often(root: Path, kills: int, seed: int) -> int:
     """Trains and copies with `kills` ends; after each one everything is checked. Returns the last step."""
     toml = root / "ckptstore.toml"
-    toml.write_text(TOML)
+    toml.write_text(TOML.format(required="async"))
     ckptstore.init(toml, chunk_bytes=saving.CHUNK_BYTES).close()
     with saving.nothing_left(root / "temporary"):
         told = saving.end_often(

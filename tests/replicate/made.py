@@ -18,6 +18,16 @@ from ckptstore_memory import MemoryBackend
 from tests.crash._support import CHUNK_BYTES, memory_place, quiet, same
 
 RUN = "train/exp 1"
+TOML = """
+[[tiers]]
+name = "hot"
+url = "hot"
+
+[[tiers]]
+name = "cold"
+url = "cold"
+replicate = "{required}"
+"""
 
 
 @contextlib.contextmanager

@@ -13,17 +13,7 @@ import ckptstore
 from ckptstore.cli import app as application
 from ckptstore.cli import replicate as commands
 from tests.crash._support import make_state, same
-
-TOML = """
-[[tiers]]
-name = "hot"
-url = "hot"
-
-[[tiers]]
-name = "cold"
-url = "cold"
-replicate = "{required}"
-"""
+from tests.replicate.made import TOML
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+from tests.replicate.made import TOML
+
 CODE = """
 import atexit, sys, threading, time
 from ckptstore.replicate import copying
@@ -30,21 +32,10 @@ atexit.register(at_last)
 sys.exit(7)
 """
 
-TOML = """
-[[tiers]]
-name = "hot"
-url = "hot"
-
-[[tiers]]
-name = "cold"
-url = "cold"
-replicate = "async"
-"""
-
 
 def test_an_object_under_way_is_there_when_the_process_ends(tmp_path):
     toml = tmp_path / "ckptstore.toml"
-    toml.write_text(TOML)
+    toml.write_text(TOML.format(required="async"))
     code = textwrap.dedent(CODE).format(toml=str(toml))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100

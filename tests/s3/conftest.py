@@ -21,7 +21,8 @@ _UNSET = (
 )
 
 
-def _client(server):
+def client_of(server):
+    """A boto client of the server, to do what no backend does; close it."""
     import boto3
     import botocore.config
 
@@ -36,7 +37,7 @@ def _client(server):
 
 
 def _make_bucket(server):
-    client = _client(server)
+    client = client_of(server)
     with (
         contextlib.closing(client),
         contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists),

@@ -21,7 +21,7 @@ from ckptstore.tier.policies import write_policy
 from tests.crash._support import TRAIN, Model, check_place, make_place, make_state, store_over
 from tests.gc.made import garbage, open_tier
 from tests.s3._faulty import rigged
-from tests.s3.conftest import _client
+from tests.s3.conftest import client_of
 
 COMMIT = "*/commits/*"
 
@@ -151,12 +151,22 @@ def test_g06_a_versioned_bucket_is_collected_once_and_not_over_and_over(rig):
     rig.check(model, next_step=None)
 
 
-def test_g06_a_real_bucket_with_versions_says_what_it_keeps(s3_environment):
-    client = _client(s3_environment)
-    bucket = f"versions-{uuid.uuid4().hex[:12]}"
-    client.create_bucket(Bucket=bucket)
-    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    url = f"s3://{bucket}/store"
+@pytest.fixture
+def versioned_bucket(s3_environment):
+    """One that keeps versions; removed at the end with all of them."""
+    with contextlib.closing(client_of(s3_environment)) as client:
+        bucket = f"versions-{uuid.uuid4().hex[:12]}"
+        client.create_bucket(Bucket=bucket)
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        yield bucket
+        for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket):
+            for item in [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]:
+                client.delete_object(Bucket=bucket, Key=item["Key"], VersionId=item["VersionId"])
+        client.delete_bucket(Bucket=bucket)
+
+
+def test_g06_a_real_bucket_with_versions_says_what_it_keeps(versioned_bucket):
+    url = f"s3://{versioned_bucket}/store"
     with (
         contextlib.closing(ckptstore.init(url)) as store,
         store.run(TRAIN, retention=Keep(last=1), auto_gc=False) as run,
