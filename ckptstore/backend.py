@@ -174,6 +174,23 @@ class Backend(abc.ABC):
             ObjectNotFoundError, NotAnObjectError, PermissionDeniedError, BackendError.
         """
 
+    def read_parts(self, key: str, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fills `buffers`, one after another, with what lies side by side in the object from `offset` on.
+
+        Optional: what is made here of :meth:`read_into` reads all of it at once and copies it. A backend that
+        can let the bytes come to where they belong spares that copy.
+
+        Raises:
+            As :meth:`read_into`; the content of all buffers is then undefined.
+        """
+        views = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        whole = memoryview(bytearray(sum(map(len, views))))
+        self.read_into(key, offset, whole)
+        start = 0
+        for view in views:
+            view[:] = whole[start : start + len(view)]
+            start += len(view)
+
     @abc.abstractmethod
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """The whole object.

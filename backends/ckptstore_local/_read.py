@@ -8,6 +8,8 @@ take the few pages that it leaves for a cached object.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ckptstore_local import _sys
@@ -19,19 +21,23 @@ DIRECT_FROM_BYTES = 1 << 20
 STEP_BYTES = 4 << 20
 """Bytes of one request past the cache, at most those of the bounce buffer."""
 
+_MOST_VIEWS = 1024
+"""So many buffers take part in one system call: IOV_MAX of Linux and macOS."""
 
-def read_fully(fd: int, view: memoryview, offset: int) -> int:
-    """Fills `view` from `offset` through the page cache.
+
+def read_fully(fd: int, views: Sequence[memoryview], offset: int) -> int:
+    """Fills `views`, one after another, from `offset` through the page cache.
 
     Returns:
         How many bytes were there before the file ended.
     """
     done = 0
-    while done < len(view):
-        count = _sys.preadv(fd, [view[done:]], offset + done)
+    while views:
+        count = _sys.preadv(fd, views[:_MOST_VIEWS], offset + done)
         if count == 0:
             break
         done += count
+        views = _behind(views, count)
     return done
 
 
@@ -44,8 +50,8 @@ def is_cached(fd: int, offset: int, nbytes: int) -> bool:
     return pages is None or 2 * pages[0] > pages[1]
 
 
-def read_direct(fd: int, view: memoryview, offset: int) -> tuple[int, bool]:
-    """Fills `view` from `offset` past the page cache, of a file that was opened without O_DIRECT.
+def read_direct(fd: int, views: Sequence[memoryview], offset: int) -> tuple[int, bool]:
+    """Fills `views`, one after another, from `offset` past the page cache; `fd` was opened without O_DIRECT.
 
     Whole blocks go straight into memory that is aligned as they are; all else is copied out of this thread's
     bounce buffer. Where the file system refuses, the rest goes through the page cache.
@@ -55,9 +61,9 @@ def read_direct(fd: int, view: memoryview, offset: int) -> tuple[int, bool]:
     """
     done = 0
     works = set_direct(fd, True)
-    while works and done < len(view):
+    while works and views:
         try:
-            count = _read_step(fd, view[done:], offset + done)
+            count = _read_step(fd, views, offset + done)
         except OSError as error:
             if not is_direct_error(error):
                 raise
@@ -67,20 +73,47 @@ def read_direct(fd: int, view: memoryview, offset: int) -> tuple[int, bool]:
         if count == 0:
             return done, True
         done += count
+        views = _behind(views, count)
     if not works:
         set_direct(fd, False)
-        done += read_fully(fd, view[done:], offset + done)
+        done += read_fully(fd, views, offset + done)
     return done, works
 
 
-def _read_step(fd: int, view: memoryview, offset: int) -> int:
+def _read_step(fd: int, views: Sequence[memoryview], offset: int) -> int:
+    if _is_aligned(views[0], offset):
+        wanted = min(len(views[0]), STEP_BYTES)
+        return _sys.preadv(fd, [views[0][: wanted - wanted % ALIGN]], offset)
     before = offset % ALIGN
-    wanted = min(len(view), STEP_BYTES - before)
-    if not before and wanted >= ALIGN and not address_of(view) % ALIGN:
-        return _sys.preadv(fd, [view[: wanted - wanted % ALIGN]], offset)
+    wanted = 0
+    for view in views:
+        # What can be read straight to its place is left for the next step.
+        if before + wanted >= STEP_BYTES or (wanted and _is_aligned(view, offset + wanted)):
+            break
+        wanted = min(wanted + len(view), STEP_BYTES - before)
     span = -(-(before + wanted) // ALIGN) * ALIGN
     count = _sys.preadv(fd, [bounce.array[:span].data], offset - before)
     count = max(0, min(count - before, wanted))
-    # numpy copies large pieces without the interpreter lock, a slice assignment would hold it.
-    np.copyto(np.frombuffer(view[:count], np.uint8), bounce.array[before : before + count])
+    at, end = before, before + count
+    for view in views:
+        if at == end:
+            break
+        part = view[: end - at]
+        # numpy copies large pieces without the interpreter lock, a slice assignment would hold it.
+        np.copyto(np.frombuffer(part, np.uint8), bounce.array[at : at + len(part)])
+        at += len(part)
     return count
+
+
+def _is_aligned(view: memoryview, offset: int) -> bool:
+    """Whether whole blocks of the file, from `offset` on, can be read straight into `view`."""
+    return not offset % ALIGN and len(view) >= ALIGN and not address_of(view) % ALIGN
+
+
+def _behind(views: Sequence[memoryview], nbytes: int) -> Sequence[memoryview]:
+    """What is left of `views` after so many bytes."""
+    for number, view in enumerate(views):
+        if nbytes < len(view):
+            return [view[nbytes:], *views[number + 1 :]]
+        nbytes -= len(view)
+    return []

@@ -199,19 +199,24 @@ class LocalBackend(Backend):
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; see :meth:`ckptstore.backend.Backend.read_into`."""
+        self.read_parts(key, offset, [buffer])
+
+    def read_parts(self, key: str, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fills `buffers` with one read, without a copy where the bytes are in the page cache."""
         check_key(key)
-        if offset < 0 or buffer.readonly or not buffer.c_contiguous:
-            raise BackendError(f"read {key!r}: needs an offset >= 0 and a writable, contiguous buffer")
-        view = buffer.cast("B") if buffer.nbytes else memoryview(b"")
+        if offset < 0 or any(buffer.readonly or not buffer.c_contiguous for buffer in buffers):
+            raise BackendError(f"read {key!r}: needs an offset >= 0 and writable, contiguous buffers")
+        views = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        wanted = sum(map(len, views))
         with self._mapped("read", key):
             fd, status = self._open_object(key)
             try:
-                done = self._read(fd, status, view, offset)
+                done = self._read(fd, status, views, offset)
             finally:
                 _sys.close(fd)
-        if done < len(view):
+        if done < wanted:
             raise ShortReadError(
-                f"read {key!r} in {self._root!r}: asked for {len(view)} bytes at {offset}, "
+                f"read {key!r} in {self._root!r}: asked for {wanted} bytes at {offset}, "
                 f"the object ends after {done} of them"
             )
 
@@ -227,7 +232,7 @@ class LocalBackend(Backend):
                         f"read {key!r} in {self._root!r}: it has {size} bytes, at most {max_bytes} are valid"
                     )
                 content = bytearray(size)
-                done = self._read(fd, status, memoryview(content), 0)
+                done = self._read(fd, status, [memoryview(content)], 0)
             finally:
                 _sys.close(fd)
         if done < size:
@@ -242,9 +247,9 @@ class LocalBackend(Backend):
             self._require_regular(key, status)
         return ObjectInfo(key, status.st_size, status.st_mtime)
 
-    def _read(self, fd: int, status: os.stat_result, view: memoryview, offset: int) -> int:
-        """Fills `view`; how many bytes were there before the object ended."""
-        there = min(len(view), status.st_size - offset)
+    def _read(self, fd: int, status: os.stat_result, views: Sequence[memoryview], offset: int) -> int:
+        """Fills `views`; how many bytes were there before the object ended."""
+        there = min(sum(map(len, views)), status.st_size - offset)
         without = self._putter.state.devices_without_direct
         if (
             there < DIRECT_FROM_BYTES
@@ -252,8 +257,8 @@ class LocalBackend(Backend):
             or status.st_dev in without
             or is_cached(fd, offset, there)
         ):
-            return read_fully(fd, view, offset)
-        done, works = read_direct(fd, view, offset)
+            return read_fully(fd, views, offset)
+        done, works = read_direct(fd, views, offset)
         if not works:
             without.add(status.st_dev)
         return done

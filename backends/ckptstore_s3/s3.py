@@ -154,15 +154,19 @@ class S3Backend(Backend):
         An object that ends early is told by the range that the answer names (ShortReadError); a connection
         that ends before what the answer promised is transient.
         """
+        self.read_parts(key, offset, [buffer])
+
+    def read_parts(self, key: str, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Reads a range into several buffers, in one request and without a copy; see the contract."""
         check_key(key)
-        if offset < 0 or buffer.readonly or not buffer.c_contiguous:
-            raise BackendError(f"read {key!r}: needs an offset >= 0 and a writable, contiguous buffer")
-        if not buffer.nbytes:
+        if offset < 0 or any(buffer.readonly or not buffer.c_contiguous for buffer in buffers):
+            raise BackendError(f"read {key!r}: needs an offset >= 0 and writable, contiguous buffers")
+        nbytes = sum(buffer.nbytes for buffer in buffers)
+        if not nbytes:
             if self.head(key).size_bytes < offset:
                 raise ShortReadError(f"read {key!r} at {self.url}: it ends before byte {offset}")
             return
-        view = buffer.cast("B")
-        wanted = f"bytes {offset}-{offset + len(view) - 1}"
+        wanted = f"bytes {offset}-{offset + nbytes - 1}"
         answer = self._requests.send("get_object", "read", key, Range=wanted.replace(" ", "="))
         with contextlib.closing(answer["Body"]) as body:
             served = str(answer.get("ContentRange", "")).partition("/")[0]
@@ -171,22 +175,23 @@ class S3Backend(Backend):
                 if served.startswith(f"bytes {offset}-"):
                     raise ShortReadError(what)
                 raise BackendError(what, hint="the server, or something before it, does not serve ranges")
-            self._fill(body, view, key)
+            self._fill(body, [buffer.cast("B") for buffer in buffers if buffer.nbytes], key)
 
-    def _fill(self, body: Any, view: memoryview, key: str) -> None:
-        done = 0
+    def _fill(self, body: Any, views: Sequence[memoryview], key: str) -> None:
+        came = 0
         try:
             with straight(body) as source:
-                while done < len(view):
-                    # In pieces: those that are copied on their way are in the processor's cache then.
-                    count = source.readinto(view[done : done + _READ_BYTES])
-                    if not count:
-                        break
-                    done += count
+                for view in views:
+                    done = 0
+                    while done < len(view):
+                        # In pieces: those that are copied on their way are in the processor's cache then.
+                        count = source.readinto(view[done : done + _READ_BYTES])
+                        if not count:  # the object is longer: the connection ended, not it
+                            raise self._cut(key, f"{came} of {sum(map(len, views))} bytes came")
+                        done += count
+                        came += count
         except self._broken as error:
             raise self._cut(key, error) from error
-        if done < len(view):  # the object is longer: the connection ended, not it
-            raise self._cut(key, f"{done} of {len(view)} bytes came")
 
     def _cut(self, key: str, why: object) -> BackendError:
         return BackendError(f"read {key!r} at {self.url}: the reply was cut off: {why}", transient=True)
@@ -215,7 +220,7 @@ class S3Backend(Backend):
                     f"get {key!r} at {self.url}: it has {size} bytes, more than {max_bytes}"
                 )
             data = bytearray(size)
-            self._fill(body, memoryview(data), key)
+            self._fill(body, [memoryview(data)], key)
         return bytes(data)
 
     def head(self, key: str) -> ObjectInfo:

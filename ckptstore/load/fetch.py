@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import queue
 from collections.abc import Iterator, Sequence
 
@@ -14,10 +15,10 @@ import numpy.typing as npt
 from ckptstore import arrays
 from ckptstore.load.division import Run
 from ckptstore.load.host import HostShare
-from ckptstore.load.plan import MAX_RUN_BYTES, Piece, Read, Want, batches, joined, plan
+from ckptstore.load.plan import MAX_RUN_BYTES, Piece, Read, Want, joined, plan
 from ckptstore.load.sharing import Sharing
 from ckptstore.load.sources import Sources
-from ckptstore.load.spans import Span
+from ckptstore.load.spans import Memory, Span
 from ckptstore.load.tally import Tally
 from ckptstore.memory import pages
 from ckptstore.pool import Pool, default_threads
@@ -27,8 +28,8 @@ from ckptstore.tier.tier import Tier
 SCRATCH_BYTES = 128 << 20
 """Memory for what cannot be read straight to where it goes; one chunk is always held whole."""
 
-_APART_BYTES = 1 << 20
-"""From a local file, a request of its own costs less than the copy of so many bytes."""
+_LOCAL_RUN_BYTES = 4 << 20
+"""From a local file a longer read is no faster, and several threads can share the work."""
 _COPY_BYTES = 64 << 10
 """Copying fewer bytes takes less time than to hand over the interpreter lock."""
 
@@ -72,7 +73,7 @@ class Fetcher:
         self._threads = default_threads(copy.tier.backend.capabilities.concurrency)
         if self._host is None:
             is_local = copy.tier.backend.capabilities.local_path is not None
-            self._fetch_alone(plan(contents, wants, _APART_BYTES if is_local else MAX_RUN_BYTES))
+            self._fetch_alone(plan(contents, wants, _LOCAL_RUN_BYTES if is_local else MAX_RUN_BYTES))
             return
         with self._host.sharing() as sharing:
             reads = plan(contents, wants)
@@ -82,14 +83,14 @@ class Fetcher:
     def _fetch_alone(self, reads: list[Read]) -> None:
         self._scratch = Scratch(reads, self._threads)
         # None of the long ones is left to the end, when the other threads would only wait for it.
-        turns = sorted(batches(reads), key=_size, reverse=True)
+        turns = sorted(reads, key=operator.attrgetter("length"), reverse=True)
         if len(turns) <= 1:
-            for turn in turns:
-                self._carry_out(turn)
+            for read in turns:
+                self._carry_out(read)
             return
         with self._pool(len(turns)) as pool:
-            for turn in turns:
-                pool.submit(self._carry_out, turn)
+            for read in turns:
+                pool.submit(self._carry_out, read)
             pool.drain()
 
     def _fetch_shared(self, sharing: Sharing, contents: Contents, reads: list[Read]) -> bool:
@@ -114,7 +115,7 @@ class Fetcher:
 
         single = [joined(key, parts) for key, parts in own.values()]
         self._scratch = Scratch(single, self._threads)
-        alone = [functools.partial(self._carry_out, [read]) for read in single]
+        alone = [functools.partial(self._carry_out, read) for read in single]
         with self._pool(2 * len(division.shared) + len(alone)) as pool:
             sharing.carry_out(pool, division, functools.partial(self._read_shared, contents), copy, alone)
         return True
@@ -127,25 +128,20 @@ class Fetcher:
         rows, where = list(run.rows), contents.locations
         starts = (where.offset[rows] - run.offset).tolist()
         span = Span(run.key, run.offset, rows, starts, where.length[rows].tolist())
-        self._sources.read(span, memory, self.done)
+        self._sources.read(span, Memory(span, memory), self.done)
 
-    def _carry_out(self, reads: Sequence[Read]) -> None:
-        for read in reads:
-            if read.target is not None:
-                self.done.placed = True
-                self._read(read, read.target.data)
-                continue
-            with self._scratch.take(read.length) as memory:
-                self._read(read, memory)
-                for piece in read.pieces:
-                    start = piece.offset - read.offset
-                    self._place(memory[start : start + piece.length], piece)
-
-    def _read(self, read: Read, memory: memoryview) -> None:
-        rows = [piece.uses[0].row for piece in read.pieces]
-        starts = [piece.offset - read.offset for piece in read.pieces]
-        span = Span(read.key, read.offset, rows, starts, [piece.length for piece in read.pieces])
-        self._sources.read(span, memory, self.done)
+    def _carry_out(self, read: Read) -> None:
+        with self._scratch.take(read.loose_bytes) as loose:
+            starts = [piece.offset - read.offset for piece in read.pieces]
+            lengths = [piece.length for piece in read.pieces]
+            span = Span(read.key, read.offset, [piece.uses[0].row for piece in read.pieces], starts, lengths)
+            targets = [None if target is None else target.data for target in read.targets]
+            memory = Memory(span, loose, targets)
+            self.done.placed = self.done.placed or any(target is not None for target in targets)
+            self._sources.read(span, memory, self.done)
+            for number, piece in enumerate(read.pieces):
+                if targets[number] is None:
+                    self._place(memory.chunk(number), piece)
 
     def _place(self, data: memoryview, piece: Piece) -> None:
         self.done.placed = True
@@ -159,15 +155,11 @@ class Fetcher:
                 np.copyto(target, np.frombuffer(data, np.uint8))
 
 
-def _size(turn: Sequence[Read]) -> int:
-    return sum(read.length for read in turn)
-
-
 class Scratch:
-    """Equal buffers for those of the reads that have no target of their own, within a budget."""
+    """Equal buffers for what cannot be read straight to where it goes, within a budget."""
 
     def __init__(self, reads: Sequence[Read], threads: int) -> None:
-        longest = max((read.length for read in reads if read.target is None), default=0)
+        longest = max((read.loose_bytes for read in reads), default=0)
         count = max(1, min(threads, SCRATCH_BYTES // max(longest, 1)))
         # Last in, first out: memory that was never handed out is never touched, and so never there.
         self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptstore import arrays
+from ckptstore import arrays, cycles
 from ckptstore.errors import NotFoundError, TensorNotFoundError, UsageError
 from ckptstore.load.build import Blob, Builder
 from ckptstore.load.fetch import Fetched, Fetcher
@@ -57,7 +57,8 @@ def load(
         kept[0] += 1
         return builder.tensor(index, kind, detail)
 
-    tree = contents.decode_tree(make, _by_rank)
+    with cycles.held_off():
+        tree = contents.decode_tree(make, _by_rank)
     if not selection.is_all:
         tree = _pruned(tree, (), selection)
         if not tree:

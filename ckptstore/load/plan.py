@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ckptstore import cycles
 from ckptstore.model import cuts
 from ckptstore.model.boxes import Box, cut
 from ckptstore.tier.contents import Contents
@@ -16,8 +17,8 @@ from ckptstore.tier.contents import Contents
 MAX_RUN_BYTES = 16 << 20
 MAX_GAP_BYTES = 64 << 10
 """Packed chunks no further apart than this are fetched by one read."""
-BATCH_BYTES = 4 << 20
-"""A thread's turn is at least so long, where there is so much to read in one place."""
+STRAIGHT_BYTES = 64 << 10
+"""Smaller chunks that are read with others are copied: to receive each where it goes takes longer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,25 +71,31 @@ class Read(NamedTuple):
     """One ranged read: adjacent or nearly adjacent chunks of one object.
 
     Attributes:
-        target: uint8, (length,): the memory that all of it goes to as it is; None if it must be taken apart.
+        targets: of each piece, uint8, (its length,): the memory that all of it goes to as it is; None where
+            it must be taken apart, or copied.
     """
 
     key: str
     offset: int
     length: int
     pieces: tuple[Piece, ...]
-    target: npt.NDArray[np.uint8] | None
+    targets: tuple[npt.NDArray[np.uint8] | None, ...]
+
+    @property
+    def loose_bytes(self) -> int:
+        """Memory in between that it takes: for what has no target."""
+        return self.length - sum(len(target) for target in self.targets if target is not None)
 
 
-def plan(contents: Contents, wants: Sequence[Want], apart_bytes: int = MAX_RUN_BYTES) -> list[Read]:
+@cycles.held_off()
+def plan(contents: Contents, wants: Sequence[Want], run_bytes: int = MAX_RUN_BYTES) -> list[Read]:
     """The reads that fill `wants`, in an order that is sequential per object.
 
     Only chunks that meet a wanted box are read; each whole, because it can only be verified whole. A
     chunk that several wants need is read once.
 
     Args:
-        apart_bytes: packed chunks from this size on that can be read straight to where they go are reads of
-            their own; smaller ones are read together, which costs a copy and saves requests.
+        run_bytes: no read of several chunks is longer.
     """
     uses = _all_uses(contents, wants)
     rows = np.array([use.row for use in uses], np.int64)
@@ -109,19 +116,12 @@ def plan(contents: Contents, wants: Sequence[Want], apart_bytes: int = MAX_RUN_B
     pending: list[Piece] = []
     current = end = -1
     for number, piece in pieces:
-        target = _straight(piece) if piece.length >= apart_bytes else None
         stop = piece.offset + piece.length
         if pending and (
-            number != current
-            or target is not None
-            or piece.offset - end > MAX_GAP_BYTES
-            or stop - pending[0].offset > MAX_RUN_BYTES
+            number != current or piece.offset - end > MAX_GAP_BYTES or stop - pending[0].offset > run_bytes
         ):
             reads.append(joined(contents.keys.key(current), pending))
             pending = []
-        if target is not None:
-            reads.append(Read(contents.keys.key(number), piece.offset, piece.length, (piece,), target))
-            continue
         pending.append(piece)
         current, end = number, stop
     if pending:
@@ -132,23 +132,10 @@ def plan(contents: Contents, wants: Sequence[Want], apart_bytes: int = MAX_RUN_B
 def joined(key: str, pieces: Sequence[Piece]) -> Read:
     """One read for pieces of an object, in the order of their offsets."""
     start = pieces[0].offset
-    target = _straight(pieces[0]) if len(pieces) == 1 else None
     length = max(piece.offset + piece.length for piece in pieces) - start
-    return Read(key, start, length, tuple(pieces), target)
-
-
-def batches(reads: Sequence[Read]) -> Iterator[list[Read]]:
-    """The reads in turns of a thread: those side by side in an object together, until they are long."""
-    batch: list[Read] = []
-    key, end, size = "", 0, 0
-    for read in reads:
-        if batch and (read.key != key or read.offset - end > MAX_GAP_BYTES or size >= BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(read)
-        key, end, size = read.key, read.offset + read.length, size + read.length
-    if batch:
-        yield batch
+    alone = len(pieces) == 1
+    targets = tuple(_straight(piece) if alone or piece.length >= STRAIGHT_BYTES else None for piece in pieces)
+    return Read(key, start, length, tuple(pieces), targets)
 
 
 def _straight(piece: Piece) -> npt.NDArray[np.uint8] | None:

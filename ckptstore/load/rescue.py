@@ -10,7 +10,7 @@ import blake3
 
 from ckptstore.errors import BackendError, ChunkDamagedError, CkptstoreError, DamageError
 from ckptstore.load.faults import HINT, Failure, is_damage, is_silence, may_be_partial, nowhere
-from ckptstore.load.spans import Span, side_by_side
+from ckptstore.load.spans import Memory, Span, side_by_side
 from ckptstore.load.tally import Tally
 from ckptstore.model.ids import DIGEST_BYTES
 from ckptstore.tier.copies import Copy
@@ -25,7 +25,7 @@ _CHANGED = "its bytes are not what was saved"
 class Rescue:
     """One read of a span: see :meth:`ckptstore.load.sources.Sources.read`."""
 
-    def __init__(self, sources: Sources, span: Span, memory: memoryview, tally: Tally) -> None:
+    def __init__(self, sources: Sources, span: Span, memory: Memory, tally: Tally) -> None:
         self._sources = sources
         self._span = span
         self._memory = memory
@@ -46,7 +46,9 @@ class Rescue:
             try:
                 with hurried(len(sources.copies) > 1):
                     sources.hold(copy)
-                    copy.tier.backend.read_into(span.key, span.offset, self._memory)
+                    nbytes = self._memory.read(
+                        copy.tier.backend, span.key, span.offset + span.starts[0], 0, len(numbers) - 1
+                    )
             except BackendError as error:
                 sources.note_silence(copy, error)
                 if len(numbers) == 1 or not may_be_partial(error):
@@ -54,7 +56,7 @@ class Rescue:
             except DamageError as error:  # the copy is being deleted
                 failure = error
             else:
-                self._tally.count(copy.tier.name, self._memory.nbytes)
+                self._tally.count(copy.tier.name, nbytes)
                 numbers = self._wrong(numbers)
                 if not numbers:
                     return
@@ -120,14 +122,12 @@ class Rescue:
         self, copy: Copy, key: str, offset: int, group: Sequence[int]
     ) -> tuple[Sequence[int], CkptstoreError]:
         """The numbers of those that are not good, and why."""
-        starts, lengths = self._span.starts, self._span.lengths
-        view = self._memory[starts[group[0]] : starts[group[-1]] + lengths[group[-1]]]
         try:
-            copy.tier.backend.read_into(key, offset, view)
+            nbytes = self._memory.read(copy.tier.backend, key, offset, group[0], group[-1])
         except BackendError as error:
             self._sources.note_silence(copy, error)
             return group, error
-        self._tally.count(copy.tier.name, view.nbytes)
+        self._tally.count(copy.tier.name, nbytes)
         return self._wrong(group), ChunkDamagedError(_CHANGED, key=key)
 
     def _rows_in(self, located: Located, numbers: Sequence[int]) -> dict[int, int]:
@@ -141,12 +141,11 @@ class Rescue:
 
     def _wrong(self, numbers: Sequence[int]) -> list[int]:
         """The numbers of those chunks that do not hash to their digest."""
-        rows, starts, lengths = self._span.rows, self._span.starts, self._span.lengths
+        rows = self._span.rows
         expected = self._sources.contents.digests.array[[rows[number] for number in numbers]].tobytes()
         wrong = []
         for position, number in enumerate(numbers):
-            start = starts[number]
-            digest = blake3.blake3(self._memory[start : start + lengths[number]]).digest()
+            digest = blake3.blake3(self._memory.chunk(number)).digest()
             if digest != expected[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]:
                 wrong.append(number)
         return wrong

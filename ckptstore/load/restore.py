@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from ckptstore import cycles
 from ckptstore.errors import CkptstoreError, PartlyRestoredError
 from ckptstore.load.fetch import Fetched, Fetcher
 from ckptstore.load.host import HostShare
@@ -65,16 +66,17 @@ def restore(
         StateMismatchError: lists every difference; nothing was read.
         PartlyRestoredError: reading failed after tensors had been written to.
     """
-    matcher = Matcher(
-        contents,
-        selection,
-        strict=strict,
-        extend=extend,
-        allow_pickle=allow_pickle,
-        rank=rank,
-        world_size=world_size,
-    )
-    result = matcher.match(target)
+    with cycles.held_off():
+        matcher = Matcher(
+            contents,
+            selection,
+            strict=strict,
+            extend=extend,
+            allow_pickle=allow_pickle,
+            rank=rank,
+            world_size=world_size,
+        )
+        result = matcher.match(target)
     matcher.raise_problems()
     ready()
     fetcher = Fetcher(tier, contents, host)

@@ -20,7 +20,7 @@ from ckptstore.errors import (
 from ckptstore.load.faults import Failure, is_damage, is_silence, nowhere
 from ckptstore.load.pins import Pins
 from ckptstore.load.rescue import Rescue
-from ckptstore.load.spans import Span
+from ckptstore.load.spans import Memory, Span
 from ckptstore.load.tally import Tally
 from ckptstore.model.ids import Digest
 from ckptstore.model.record import CommitRecord
@@ -245,8 +245,8 @@ class Sources:
 
     # --- chunks -------------------------------------------------------------------------------
 
-    def read(self, span: Span, memory: memoryview, tally: Tally) -> None:
-        """Fills `memory` from an object of the first copy; every chunk of the span is verified.
+    def read(self, span: Span, memory: Memory, tally: Tally) -> None:
+        """Fills the memory of `span` from an object of the first copy; each of its chunks is verified.
 
         Raises:
             ChunkDamagedError: no copy has a chunk good; names run, step, tensor, and what each tier said.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from ckptstore.load.sources import Sources
-from ckptstore.load.spans import Span
+from ckptstore.load.spans import Memory, Span
 from ckptstore.load.tally import Tally
 
 GAP_BYTES = 64 << 10
 """Reading so many bytes in vain costs less than another request."""
-SCRATCH_BYTES = 1 << 20
-"""Of chunks with gaps between them so much is read at once: it takes memory besides the budget."""
+APART_BYTES = 1 << 20
+"""Of chunks with gaps between them so much is read at once: a backend may need memory for it."""
 
 _Place = tuple[int, int, int, int]
 """(object, offset, length, row)"""
@@ -42,23 +43,19 @@ def read_rows(sources: Sources, rows: Sequence[int], memory: memoryview, tally: 
             [offset - begin for _, offset, _, _ in group],
             [length for _, _, length, _ in group],
         )
-        nbytes, extent = sum(span.lengths), span.starts[-1] + span.lengths[-1]
-        view = memory[start : start + nbytes]
-        if extent == nbytes:
-            sources.read(span, view, tally)
-        else:
-            _read_apart(sources, span, extent, view, tally)
+        nbytes = sum(span.lengths)
+        sources.read(span, _end_to_end(span, memory[start : start + nbytes]), tally)
         start += nbytes
 
 
-def _read_apart(sources: Sources, span: Span, extent: int, memory: memoryview, tally: Tally) -> None:
-    """Chunks with gaps between them: read as they lie, and then moved together."""
-    scratch = memoryview(bytearray(extent))
-    sources.read(span, scratch, tally)
-    at = 0
-    for start, length in zip(span.starts, span.lengths, strict=True):
-        memory[at : at + length] = scratch[start : start + length]
-        at += length
+def _end_to_end(span: Span, memory: memoryview) -> Memory:
+    """Its chunks without what lies between them in the object."""
+    gaps = span.nbytes - len(memory)
+    if not gaps:
+        return Memory(span, memory)
+    ends = itertools.accumulate(span.lengths)
+    targets = [memory[end - length : end] for end, length in zip(ends, span.lengths, strict=True)]
+    return Memory(span, memoryview(bytearray(gaps)), targets)
 
 
 def _groups(places: Sequence[_Place]) -> Iterator[list[_Place]]:
@@ -71,7 +68,7 @@ def _groups(places: Sequence[_Place]) -> Iterator[list[_Place]]:
             gap = place[1] - last[1] - last[2]
             extent = place[1] + place[2] - group[0][1]
             is_near = place[0] == last[0] and 0 <= gap <= GAP_BYTES
-            if not is_near or ((gap or has_gap) and extent > SCRATCH_BYTES):
+            if not is_near or ((gap or has_gap) and extent > APART_BYTES):
                 yield group
                 group, has_gap = [], False
             else:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptstore import arrays, shards
+from ckptstore import arrays, cycles, shards
 from ckptstore.errors import UnsupportedValueError, UsageError
 from ckptstore.model import values
 from ckptstore.model.boxes import Box
@@ -79,6 +79,7 @@ class Flattener:
         self._plan: Plan | None = None
         self._sizes: list[int] = []  # bytes of the storage under each view
 
+    @cycles.held_off()
     def flatten(
         self,
         state: Mapping[Any, Any],
@@ -183,7 +184,6 @@ class _Collector:
         tensors = list(value.values())
         if set(map(type, value)) != {str} or not self._tensor_types.issuperset(map(type, tensors)):
             return None
-        # One by one: ten thousand new tuples at once would set off the collector of garbage.
         if not all(map(operator.eq, map(arrays.form_of, tensors), known.forms)):
             return None
         found.leaves += known.leaves

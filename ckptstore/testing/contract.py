@@ -362,6 +362,32 @@ class BackendContract:
         backend.read_into("a", 0, doubles)
         assert memory == pattern(800)
 
+    @pytest.mark.parametrize("offset", [0, 1, 4096, 12_288])
+    @pytest.mark.parametrize(
+        "sizes",
+        [(), (0, 0), (7,), (5, 0, 1), (1,) * 1500, (4096, 2_000_000, 4096), (65_536, 3, 1_500_000, 70_000)],
+        ids=lambda sizes: f"{len(sizes)} of {sum(sizes)}",
+    )
+    def test_read_parts_fills_one_buffer_after_the_other(
+        self, backend: Backend, offset: int, sizes: tuple[int, ...]
+    ) -> None:
+        content = pattern(2_500_000)
+        backend.put("a", [content])
+        memory = [bytearray(b"\xee" * (size + 2)) for size in sizes]
+        buffers = [memoryview(each)[1:-1] for each in memory]
+        backend.read_parts("a", offset, buffers)
+        for each, size in zip(memory, sizes, strict=True):
+            assert each[1:-1] == content[offset : offset + size]
+            assert each[0] == each[-1] == 0xEE
+            offset += size
+
+    def test_a_short_read_of_parts_raises(self, backend: Backend) -> None:
+        backend.put("a", [pattern(100)])
+        with pytest.raises(ShortReadError):
+            backend.read_parts("a", 50, [memoryview(bytearray(40)), memoryview(bytearray(11))])
+        with pytest.raises(ObjectNotFoundError):
+            backend.read_parts("b", 0, [memoryview(bytearray(1)), memoryview(bytearray(1))])
+
     @pytest.mark.parametrize(("offset", "size"), [(0, 101), (100, 1), (99, 2), (1_000, 1), (50, 3 * MIB)])
     def test_a_short_read_raises(self, backend: Backend, offset: int, size: int) -> None:
         backend.put("a", [pattern(100)])

@@ -151,6 +151,10 @@ class RetryingBackend(Backend):
         """Reads a range; repeated whole after transient errors."""
         self._retry("read_into", key, lambda: self.inner.read_into(key, offset, buffer))
 
+    def read_parts(self, key: str, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Reads a range into several buffers; repeated whole after transient errors."""
+        self._retry("read_parts", key, lambda: self.inner.read_parts(key, offset, buffers))
+
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Reads an object; repeated after transient errors."""
         return self._retry("get", key, lambda: self.inner.get(key, max_bytes=max_bytes))

@@ -14,7 +14,7 @@ from ckptstore import arrays
 from ckptstore.load.fetch import Fetcher
 from ckptstore.load.plan import Want
 from ckptstore.load.sources import Sources
-from ckptstore.load.spans import Span
+from ckptstore.load.spans import Memory, Span
 from ckptstore.load.tally import Tally
 from ckptstore.model.boxes import Box, cell_shape, cut, pieces_of
 from ckptstore.pool import default_threads
@@ -174,4 +174,4 @@ class ChunkStream:
         lengths = [part.nbytes for part in parts]
         starts = list(itertools.accumulate(lengths[:-1], initial=0))
         span = Span(contents.keys.key(key_row), offset, [part.row for part in parts], starts, lengths)
-        self._sources.read(span, view, self._tally)
+        self._sources.read(span, Memory(span, view), self._tally)

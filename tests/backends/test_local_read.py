@@ -112,6 +112,45 @@ def test_no_request_past_the_cache_is_longer_than_a_step(backend, monkeypatch, c
     assert max(nbytes for _, _, nbytes, _ in calls.made) == _read.STEP_BYTES
 
 
+PARTS = [
+    [(64, SIZE)],
+    [(0, 8192), (0, SIZE - 8192)],
+    [(1, 100), (0, 4096), (64, 5 << 20), (0, 8192), (3, SIZE - 4196 - (5 << 20) - 8192)],
+    [(0, 3 << 20), (17, 1), (0, 1 << 20), (0, SIZE - (4 << 20) - 1)],
+]
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=range(len(PARTS)))
+@pytest.mark.parametrize("offset", [0, 4096, 4095])
+@pytest.mark.parametrize("pages", [(0, 5), (5, 5)])
+def test_every_cut_into_parts_gives_the_bytes_and_touches_no_others(
+    backend, monkeypatch, calls, pages, offset, parts
+):
+    """Among the parts are such that can be read straight, between such that cannot."""
+    say(monkeypatch, pages)
+    held = [(*memory_at(shift, nbytes), shift) for shift, nbytes in parts]
+    *others, (array, last, shift) = held
+    held = [*others, (array, last[: len(last) - offset], shift)]
+    backend.read_parts("a/b", offset, [view for _, view, _ in held])
+    at = offset
+    for array, view, shift in held:
+        assert view == CONTENT[at : at + len(view)]
+        assert (array[:shift] == 0xA5).all()
+        assert (array[shift + len(view) :] == 0xA5).all()
+        at += len(view)
+    assert calls.ways == {pages == (0, 5)}
+    with pytest.raises(ShortReadError, match=f"after {SIZE - offset} of them"):
+        backend.read_parts("a/b", offset, [*(view for _, view, _ in held), memoryview(bytearray(1))])
+
+
+def test_parts_that_are_aligned_as_the_file_is_are_read_without_a_copy(backend, monkeypatch, calls):
+    say(monkeypatch, (0, 5))
+    small, large = memory_at(64, 4096)[1], memory_at(0, 2 << 20)[1]
+    backend.read_parts("a/b", 8192, [small, large])
+    assert [(nbytes, offset) for _, _, nbytes, offset in calls.made] == [(4096, 8192), (2 << 20, 12_288)]
+    assert calls.made[1][1] == _aligned.address_of(large)
+
+
 @pytest.mark.parametrize("failing_call", [0, 1])
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
 def test_a_file_system_that_refuses_is_read_through_the_cache_and_asked_no_more(

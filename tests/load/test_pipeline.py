@@ -12,9 +12,11 @@ import ckptstore
 from ckptstore.errors import ChunkDamagedError, PartlyRestoredError
 from ckptstore.load import fetch
 from ckptstore.load.fetch import Scratch
-from ckptstore.load.plan import BATCH_BYTES, MAX_GAP_BYTES, Read, Want, batches, plan
+from ckptstore.load.plan import STRAIGHT_BYTES, Read, Want, joined, plan
+from ckptstore.load.spans import Memory, Span
 from ckptstore.model.boxes import Box
 from ckptstore_local import LocalBackend, _sys
+from ckptstore_memory import MemoryBackend
 
 MIB = 1 << 20
 
@@ -54,15 +56,17 @@ class Reads:
 
     def __init__(self, monkeypatch):
         self.made = []
-        real = LocalBackend.read_into
+        real = LocalBackend.read_parts
 
-        def read_into(backend, key, offset, buffer):
-            if key.startswith(("chunks/", "packs/")):
+        def read_parts(backend, key, offset, buffers):
+            at = offset
+            for buffer in buffers if key.startswith(("chunks/", "packs/")) else ():
                 address = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
-                self.made.append((key, offset, address, buffer.nbytes, threading.get_ident()))
-            real(backend, key, offset, buffer)
+                self.made.append((key, at, address, buffer.nbytes, threading.get_ident()))
+                at += buffer.nbytes
+            real(backend, key, offset, buffers)
 
-        monkeypatch.setattr(LocalBackend, "read_into", read_into)
+        monkeypatch.setattr(LocalBackend, "read_parts", read_parts)
 
 
 def test_each_byte_is_read_once_and_large_chunks_straight_into_their_tensors(saved, monkeypatch, way):
@@ -113,15 +117,15 @@ def test_one_flipped_bit_is_found(saved, way, name, place):
 def test_several_threads_read_at_once(saved, monkeypatch):
     """Two reads wait for each other: one thread alone would wait for ever."""
     together = threading.Barrier(2, timeout=20)
-    real = fetch.Fetcher._read
+    real = fetch.Fetcher._carry_out
     first = itertools.count()
 
-    def read(fetcher, *args):
+    def carry_out(fetcher, read):
         if next(first) < 2:
             together.wait()
-        real(fetcher, *args)
+        real(fetcher, read)
 
-    monkeypatch.setattr(fetch.Fetcher, "_read", read)
+    monkeypatch.setattr(fetch.Fetcher, "_carry_out", carry_out)
     latest(saved).restore({"m": blank()})
 
 
@@ -129,51 +133,97 @@ def test_memory_in_between_stays_in_its_budget(monkeypatch):
     monkeypatch.setattr(fetch, "SCRATCH_BYTES", 100)
 
     def buffers(lengths, threads):
-        reads = [Read("k", 0, length, (), None) for length in lengths]
+        reads = [Read("k", 0, length, (), ()) for length in lengths]
         scratch = Scratch(reads, threads)
         return [len(scratch._free.get()) for _ in range(scratch._free.qsize())]
 
     assert buffers([40, 10, 30], 4) == [40, 40]  # two of the longest, not four
     assert buffers([10], 4) == [10] * 4
     assert buffers([500, 3], 4) == [500]  # one chunk is always held whole
-    straight = Read("k", 0, 10**12, (), np.empty(0, np.uint8))
+    target = np.empty(1000, np.uint8)
+    straight, mixed = Read("k", 0, 1000, (), (target,)), Read("k", 0, 1007, (), (None, target))
     assert [len(array) for array in Scratch([straight], 4)._free.queue] == [0] * 4
+    assert [len(array) for array in Scratch([straight, mixed], 4)._free.queue] == [7] * 4
 
 
 def test_memory_in_between_comes_back_after_an_error():
-    scratch = Scratch([Read("k", 0, 8, (), None)], 1)
+    scratch = Scratch([Read("k", 0, 8, (), ())], 1)
     with pytest.raises(ValueError, match="made to"), scratch.take(8):
         raise ValueError("made to")
     with scratch.take(5) as memory:
         assert len(memory) == 5
 
 
-def test_small_chunks_are_read_together_and_large_ones_apart(saved):
-    contents = latest(saved).contents
-    wants = []
+def wants_of(contents):
     for name, array in blank().items():
         if array.size:
-            wants.append(Want(contents.layout.by_name[f"m.{name}"], Box.whole(array.shape), array))
-    together = plan(contents, wants)
-    apart = plan(contents, wants, MIB)
-    packed = [read for read in apart if read.key.startswith("packs/")]
-    assert [read.target is not None for read in packed].count(True) >= 3
-    assert all(len(read.pieces) == 1 for read in packed if read.target is not None)
-    assert len(together) < len(apart)
-    for reads in (together, apart):
-        rows = [piece.uses[0].row for read in reads for piece in read.pieces]
-        assert sorted(rows) == list(range(len(contents.digests)))
-        assert [read for batch in batches(reads) for read in batch] == reads
+            yield Want(contents.layout.by_name[f"m.{name}"], Box.whole(array.shape), array)
 
 
-def test_a_turn_ends_with_its_object_at_a_gap_and_when_it_is_long():
-    def read(key, offset, length):
-        return Read(key, offset, length, (), None)
+@pytest.mark.parametrize("run_bytes", [1, 4 * MIB, 1 << 40])
+def test_neighbours_are_read_together_up_to_a_limit(saved, run_bytes):
+    contents = latest(saved).contents
+    reads = plan(contents, list(wants_of(contents)), run_bytes)
+    rows = [piece.uses[0].row for read in reads for piece in read.pieces]
+    assert sorted(rows) == list(range(len(contents.digests)))
+    assert all(len(read.pieces) == 1 or read.length <= run_bytes for read in reads)
+    if run_bytes == 1:
+        assert len(reads) == len(rows)
+    if run_bytes == 1 << 40:
+        assert len(reads) == len({read.key for read in reads})
 
-    side_by_side = [read("k", 0, 10), read("k", 10, 10), read("k", 20 + MAX_GAP_BYTES, 10)]
-    assert list(batches(side_by_side)) == [side_by_side]
-    far = [read("k", 0, 10), read("k", 11 + MAX_GAP_BYTES, 10), read("l", 21 + MAX_GAP_BYTES, 10)]
-    assert list(batches(far)) == [[one] for one in far]
-    long = [read("k", 0, BATCH_BYTES), read("k", BATCH_BYTES, 10)]
-    assert list(batches(long)) == [[one] for one in long]
-    assert list(batches([])) == []
+
+def test_of_what_is_read_together_the_large_go_straight_and_the_small_are_copied(saved):
+    contents = latest(saved).contents
+    (pack,) = [read for read in plan(contents, list(wants_of(contents))) if read.key.startswith("packs/")]
+    assert len(pack.pieces) > 3
+    for piece, target in zip(pack.pieces, pack.targets, strict=True):
+        assert (target is not None) == (piece.length >= STRAIGHT_BYTES)
+        assert target is None or target.nbytes == piece.length
+    small = sum(piece.length for piece in pack.pieces if piece.length < STRAIGHT_BYTES)
+    assert 0 < small == pack.loose_bytes
+    # Alone, even a small one is read to where it goes.
+    (small_one,) = [piece for piece in pack.pieces if piece.length == 1001]
+    assert joined("k", [small_one]).loose_bytes == 0
+
+
+class Told(MemoryBackend):
+    """Notes in how many buffers it is read."""
+
+    def __init__(self):
+        super().__init__("memory://told")
+        self.lengths = []
+
+    def read_into(self, key, offset, buffer):
+        self.lengths.append([buffer.nbytes])
+        super().read_into(key, offset, buffer)
+
+    def read_parts(self, key, offset, buffers):
+        self.lengths.append([buffer.nbytes for buffer in buffers])
+        for buffer in buffers:
+            super().read_into(key, offset, buffer)
+            offset += buffer.nbytes
+
+
+@pytest.mark.parametrize("straight", [(), (0,), (3,), (0, 3), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (1, 2), (2, 3), (1, 1), (0, 1)])
+def test_chunks_come_to_their_places_and_what_lies_between_them_does_not(straight, first, last):
+    content = np.random.default_rng(0).integers(0, 256, 500, np.uint8).tobytes()
+    starts, lengths = [0, 10, 60, 61], [10, 30, 1, 9]  # one gap: 40 to 60
+    span = Span("k", 7, [5, 6, 7, 8], starts, lengths)
+    targets = [memoryview(bytearray(lengths[n])) if n in straight else None for n in range(4)]
+    loose = memoryview(bytearray(span.nbytes - sum(lengths[n] for n in straight)))
+    memory = Memory(span, loose, targets)
+    backend = Told()
+    backend.create_root()
+    backend.put("k", [content])
+    read = memory.read(backend, "k", 7 + starts[first], first, last)
+    assert read == starts[last] + lengths[last] - starts[first]
+    for number in range(4):
+        there = content[7 + starts[number] :][: lengths[number]]
+        assert memory.chunk(number) == (there if first <= number <= last else bytes(lengths[number]))
+        assert targets[number] is None or memory.chunk(number) is targets[number]
+    (buffers,) = backend.lengths
+    assert sum(buffers) == read
+    inside = [n for n in straight if first <= n <= last]
+    assert len(inside) <= len(buffers) <= 2 * len(inside) + 1
