@@ -32,10 +32,10 @@ class Saves:
                 self._count -= 1
                 self._changed.notify_all()
 
-    def give_way(self, is_stopped: Callable[[], bool]) -> None:
-        """Waits until none writes or `is_stopped` is true, at most :data:`GIVE_WAY_SECONDS`."""
+    def give_way(self, seconds: float, is_stopped: Callable[[], bool]) -> None:
+        """Waits until none writes or `is_stopped` is true, at most so long."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._count or is_stopped(), GIVE_WAY_SECONDS)
+            self._changed.wait_for(lambda: not self._count or is_stopped(), seconds)
 
     def look_again(self) -> None:
         """Those who wait ask `is_stopped`."""
@@ -74,21 +74,29 @@ class Pace:
         return self._rate is not None and self._free_at > self._monotonic()
 
     def pass_bytes(self, nbytes: int) -> None:
-        """Waits until `nbytes` more may pass, or :meth:`stop` is called."""
-        if not self._stopped.is_set():
-            self._keep_rate(nbytes)
-            self._saves.give_way(self._stopped.is_set)
+        """Waits until `nbytes` more may pass at once and no save writes, or :meth:`stop` is called.
 
-    def _keep_rate(self, nbytes: int) -> None:
+        Threads that gave way take their turns under the rate when the save has ended: all of them at once
+        would be in the way of the next save.
+        """
+        gives_way_until = self._monotonic() + GIVE_WAY_SECONDS
+        while not self._stopped.is_set():
+            self._saves.give_way(max(0.0, gives_way_until - self._monotonic()), self._stopped.is_set)
+            wait = self._take(nbytes)
+            if wait <= 0:
+                return
+            self._sleep(wait)
+
+    def _take(self, nbytes: int) -> float:
+        """Counts `nbytes` as passed, or says in how many seconds to ask again."""
         if self._rate is None:
-            return
+            return 0.0
         with self._lock:
             now = self._monotonic()
             start = max(self._free_at, now - _BURST_SECONDS)
-            self._free_at = start + nbytes / self._rate
-            wait = start - now
-        if wait > 0:
-            self._sleep(wait)
+            if start <= now:
+                self._free_at = start + nbytes / self._rate
+            return start - now
 
     def stop(self) -> None:
         """Ends all waits: who waited asks next whether it is to go on."""

@@ -67,6 +67,55 @@ def test_saves_without_end_do_not_starve_copies(monkeypatch):
         assert passed.wait(LONG)
 
 
+def test_after_a_save_those_that_gave_way_go_one_after_another():
+    """All at once, they would be in the way of the save that comes next."""
+    clock, lock, passed = [0.0], threading.Lock(), []
+
+    def sleep(seconds):
+        with lock:
+            clock[0] += seconds
+
+    saves = Saves()
+    pace = Pace(10, lambda: clock[0], sleep, saves)  # bytes per second
+
+    def copy():
+        pace.pass_bytes(10)
+        with lock:
+            passed.append(clock[0])
+
+    threads = [threading.Thread(target=copy) for _ in range(4)]
+    with saves.under_way():
+        for thread in threads:
+            thread.start()
+        while True:
+            with saves._changed:
+                if len(saves._changed._waiters) == 4:
+                    break
+        clock[0] = 3.0  # time for three of them
+    for thread in threads:
+        thread.join(LONG)
+    assert len(passed) == 4
+    assert max(passed) >= 3.0 + 3 - pacing._BURST_SECONDS
+
+
+def test_a_save_that_begins_while_an_object_waits_for_its_turn_comes_first():
+    clock, saves = [0.0], Saves()
+    with contextlib.ExitStack() as save, contextlib.ExitStack() as asked:
+        pace = Pace(10, lambda: clock[0], saves=saves)
+        pace.pass_bytes(10)
+
+        def sleep(seconds):
+            clock[0] += seconds
+            save.enter_context(saves.under_way())
+
+        pace._sleep = sleep
+        passed = asked.enter_context(asking(pace))
+        _waits(saves)
+        assert not passed.is_set()
+        save.close()
+        assert passed.wait(LONG)
+
+
 def test_a_save_says_that_it_writes_until_it_is_committed():
     with places() as (hot, cold), contextlib.closing(opened(hot, cold)) as store:
         backend, seen = store.tier.backend, []
