@@ -302,15 +302,19 @@ class _Copier:
                 pool.submit(self._put_unit, unit)
             pool.drain()
 
-    def _put_unit(self, unit: _Unit) -> None:
+    def _check_wanted(self) -> None:
         if self._is_stopped():
             raise CopyStopped
+
+    def _put_unit(self, unit: _Unit) -> None:
+        self._check_wanted()
         if not (self._opened.begun_before and self._is_there(unit)):
             self._pace.pass_bytes(unit.nbytes)
-            if self._is_stopped():  # its wait was ended
-                raise CopyStopped
+            self._check_wanted()  # its wait may have been ended
             with self._memory.take(unit.nbytes) as memory:
                 read_rows(self._sources, unit.rows, memory, self._tally)
+                self._pace.give_way()  # a save may have begun meanwhile
+                self._check_wanted()
                 self._destination.backend.put(unit.key, [memory])
             with self._lock:
                 self.sent_bytes += unit.nbytes

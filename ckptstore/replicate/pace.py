@@ -87,6 +87,10 @@ class Pace:
                 return
             self._sleep(wait)
 
+    def give_way(self) -> None:
+        """Waits until no save writes, or :meth:`stop` is called; see :data:`GIVE_WAY_SECONDS`."""
+        self._saves.give_way(GIVE_WAY_SECONDS, self._stopped.is_set)
+
     def _take(self, nbytes: int) -> float:
         """Counts `nbytes` as passed, or says in how many seconds to ask again."""
         if self._rate is None:

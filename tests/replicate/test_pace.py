@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
+from ckptstore.replicate import copying
 from ckptstore.replicate import pace as pacing
 from ckptstore.replicate.pace import Pace, Saves
 from tests.crash._support import make_state
@@ -65,6 +66,41 @@ def test_saves_without_end_do_not_starve_copies(monkeypatch):
     saves = Saves()
     with saves.under_way(), asking(Pace(None, lambda: 0.0, saves=saves)) as passed:
         assert passed.wait(LONG)
+
+
+def test_what_was_read_when_a_save_began_is_put_after_it(monkeypatch):
+    with places() as (hot, cold), contextlib.closing(opened(hot, cold)) as store:
+        with store.run(RUN) as run:
+            run.save(1, make_state(1)).result()
+        saves, made, begun = store.replication.saves, [], threading.Event()
+        save = contextlib.ExitStack()
+        destination = store.tier_named("cold")
+        read_rows, put = copying.read_rows, destination.backend.put
+
+        def read(*arguments):
+            read_rows(*arguments)
+            if not made:
+                made.append("save")
+                save.enter_context(saves.under_way())
+                begun.set()
+
+        def watched(key, *arguments, **named):
+            if key.startswith(("chunks/", "packs/")):
+                made.append((key, saves._count))
+            put(key, *arguments, **named)
+
+        monkeypatch.setattr(copying, "read_rows", read)
+        monkeypatch.setattr(destination.backend, "put", watched)
+        copier = threading.Thread(target=lambda: store.replication.run([destination]))
+        copier.start()
+        assert begun.wait(LONG)
+        _waits(saves)
+        assert made == ["save"]
+        save.close()
+        copier.join(LONG)
+        assert not copier.is_alive()
+        assert len(made) > 1
+        assert {count for _, count in made[1:]} == {0}
 
 
 def test_after_a_save_those_that_gave_way_go_one_after_another():
