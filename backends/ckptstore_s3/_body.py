@@ -77,10 +77,17 @@ class Body(io.RawIOBase):
             for start in range(0, len(view), _PIECE_BYTES)
         ]
 
-    def read(self, size: int | None = -1) -> bytes:
-        """Up to `size` bytes; fewer only at the end, as those who sign want it."""
+    def read(self, size: int | None = -1) -> bytes | memoryview:
+        """Up to `size` bytes; fewer only at the end, as those who sign want it.
+
+        What lies side by side is given as a view: they only hash it, and copying would hold up all threads.
+        """
         left = len(self) - self._at if size is None or size < 0 else min(size, len(self) - self._at)
-        pieces = []
+        first = self._next(left) if left > 0 else memoryview(b"")
+        if len(first) == left:
+            return first
+        pieces = [first]
+        left -= len(first)
         while left > 0:
             pieces.append(self._next(left))
             left -= len(pieces[-1])
