@@ -182,16 +182,15 @@ class S3Backend(Backend):
         try:
             with straight(body) as source:
                 for view in views:
-                    done = 0
-                    while done < len(view):
-                        # In pieces: those that are copied on their way are in the processor's cache then.
-                        count = source.readinto(view[done : done + _READ_BYTES])
-                        if not count:  # the object is longer: the connection ended, not it
-                            raise self._cut(key, f"{came} of {sum(map(len, views))} bytes came")
-                        done += count
-                        came += count
+                    count = _receive(source, view)
+                    came += count
+                    if count < len(view):
+                        break
         except self._broken as error:
             raise self._cut(key, error) from error
+        wanted = sum(map(len, views))
+        if came < wanted:  # the object is longer: the connection ended, not it
+            raise self._cut(key, f"{came} of {wanted} bytes came")
 
     def _cut(self, key: str, why: object) -> BackendError:
         return BackendError(f"read {key!r} at {self.url}: the reply was cut off: {why}", transient=True)
@@ -354,6 +353,18 @@ class S3Backend(Backend):
         except BackendError as error:
             return DeleteResult(key, error)
         return _gone(key, answer)
+
+
+def _receive(source: Any, view: memoryview) -> int:
+    """Fills `view`; how many bytes came before the end."""
+    done = 0
+    while done < len(view):
+        # In pieces: those that are copied on their way are in the processor's cache then.
+        count: int = source.readinto(view[done : done + _READ_BYTES])
+        if not count:
+            break
+        done += count
+    return done
 
 
 def _gone(key: str, answer: Mapping[str, Any]) -> DeleteResult:

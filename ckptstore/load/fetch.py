@@ -137,7 +137,8 @@ class Fetcher:
             span = Span(read.key, read.offset, [piece.uses[0].row for piece in read.pieces], starts, lengths)
             targets = [None if target is None else target.data for target in read.targets]
             memory = Memory(span, loose, targets)
-            self.done.placed = self.done.placed or any(target is not None for target in targets)
+            if any(target is not None for target in targets):
+                self.done.placed = True
             self._sources.read(span, memory, self.done)
             for number, piece in enumerate(read.pieces):
                 if targets[number] is None:

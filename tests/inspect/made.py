@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -48,6 +48,10 @@ class NoChunks(RetryingBackend):
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         assert key not in self.forbidden, f"{key} was read"
         super().read_into(key, offset, buffer)
+
+    def read_parts(self, key: str, offset: int, buffers: Sequence[memoryview]) -> None:
+        assert key not in self.forbidden, f"{key} was read"
+        super().read_parts(key, offset, buffers)
 
 
 @pytest.fixture

@@ -114,6 +114,30 @@ def test_one_flipped_bit_is_found(saved, way, name, place):
         checkpoint.restore({"m": blank()})
 
 
+@pytest.mark.parametrize("names", ["f", "d", "bfh"])
+def test_damaged_chunks_of_a_pack_come_from_the_next_tier_to_their_places(tmp_path, names):
+    file = tmp_path / "ckptstore.toml"
+    tiers = "".join(f'[[tiers]]\nname = "{name}"\nurl = "{tmp_path / name}"\n' for name in ("hot", "cold"))
+    file.write_text(tiers)
+    with ckptstore.open(str(file), create=True) as store:
+        with store.run("r") as run:
+            run.save(1, {"m": state()}).result()
+        store.replication.run([store.tier_named("cold")])
+        checkpoint = store.run("r").latest
+        contents = checkpoint.contents
+        for name in names:
+            (row,) = np.flatnonzero(contents.layout.chunks.tensor == contents.layout.by_name[f"m.{name}"])
+            key = contents.keys.key(int(contents.locations.object[row]))
+            assert key.startswith("packs/")
+            with (tmp_path / "hot" / key).open("r+b") as pack:
+                pack.seek(int(contents.locations.offset[row]))
+                pack.write(bytes([state()[name][0] ^ 1]))
+        target = blank()
+        report = checkpoint.restore({"m": target})
+    assert all(np.array_equal(target[name], array) for name, array in state().items())
+    assert report.rescued_chunks == len(names)
+
+
 def test_several_threads_read_at_once(saved, monkeypatch):
     """Two reads wait for each other: one thread alone would wait for ever."""
     together = threading.Barrier(2, timeout=20)
