@@ -20,7 +20,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
+import itertools
 import sqlite3
 import sys
 import threading
@@ -47,6 +49,8 @@ _SMALL_COUNT, _SMALL_ELEMENTS = 10_000, 256
 _SAMPLE_SECONDS = 0.002
 _SHOWN_LINES = 12
 _CLOCK_CALLS = 2000
+_LITTLE_BYTES = 64 << 10
+_SAMPLED = 16
 _TURNS = 200_000
 KINDS = ("hash", "read", "write", "files", "copy", "sqlite")
 # Where the library finds the function, as `module`, `name`, and which kind of work it is.
@@ -95,7 +99,6 @@ class Sample:
     blocked_seconds: float
     background_cpu_seconds: float
     cpu_seconds: dict[str, float]
-    calls: dict[str, int]
     clock_seconds: float
     """What the clocks around the calls took, as far as they did not count it themselves."""
 
@@ -226,40 +229,40 @@ class _Saver:
 
 
 class _Meter:
-    """CPU seconds and calls by kind; each thread adds to its own counts."""
+    """CPU seconds of each call, by kind. Threads only append: what they did more would be measured, too."""
 
     def __init__(self) -> None:
-        self.threads: dict[int, dict[str, tuple[float, int]]] = {}
+        self.seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self.little: list[None] = []  # one for each call on little data
 
-    def add(self, kind: str, seconds: float) -> None:
-        counts = self.threads.setdefault(threading.get_ident(), {})
-        before, calls = counts.get(kind, (0.0, 0))
-        counts[kind] = before + seconds, calls + 1
+    def clear(self) -> None:
+        for seconds in self.seconds.values():
+            seconds.clear()
+        self.little.clear()
 
-    def totals(self, without: int | None) -> tuple[dict[str, float], dict[str, int]]:
-        """Of all threads but one."""
-        counted = [counts for thread, counts in self.threads.items() if thread != without]
-        found = {kind: [counts[kind] for counts in counted if kind in counts] for kind in KINDS}
-        return (
-            {kind: sum(seconds for seconds, _ in entries) for kind, entries in found.items()},
-            {kind: sum(calls for _, calls in entries) for kind, entries in found.items()},
-        )
+    def totals(self) -> dict[str, float]:
+        """Seconds by kind."""
+        return {kind: sum(seconds) for kind, seconds in self.seconds.items()}
+
+    def own_seconds(self) -> float:
+        """What the clocks took beside what they have counted."""
+        clocked = sum(map(len, self.seconds.values()))
+        return clocked * _cost_of(_clocked) + len(self.little) * _cost_of(_sampled)
 
 
 def _measured_save(saver: _Saver) -> Sample:
-    """From the return of `save` on, without the caller's thread, which only waits."""
+    """From the return of `save` on, without the caller's thread, which only waits from then on."""
     meter = _Meter()
     with _timed_calls(meter):
         start = time.perf_counter()
         saver.begin()
-        meter.threads = {}
+        meter.clear()
         before = time.process_time() - time.thread_time()
         returned = time.perf_counter()
         saver.wait()
         ended = time.perf_counter()
         after = time.process_time() - time.thread_time()
-    seconds, calls = meter.totals(without=threading.get_ident())
-    return Sample(ended - returned, returned - start, after - before, seconds, calls, _clocks(calls))
+    return Sample(ended - returned, returned - start, after - before, meter.totals(), meter.own_seconds())
 
 
 def _measured_load(saver: _Saver) -> Sample:
@@ -269,8 +272,7 @@ def _measured_load(saver: _Saver) -> Sample:
         start, before = time.perf_counter(), time.process_time()
         saver.load()
         ended, after = time.perf_counter(), time.process_time()
-    seconds, calls = meter.totals(without=None)
-    return Sample(ended - start, ended - start, after - before, seconds, calls, _clocks(calls))
+    return Sample(ended - start, ended - start, after - before, meter.totals(), meter.own_seconds())
 
 
 @contextlib.contextmanager
@@ -283,7 +285,7 @@ def _timed_calls(meter: _Meter) -> Iterator[None]:
             inner = getattr(owner, name, None)
             if inner is not None:
                 undo.append((owner, name, inner))
-                setattr(owner, name, _clocked(inner, kind, meter))
+                setattr(owner, name, (_sampled if kind == "hash" else _clocked)(inner, kind, meter))
         with mock.patch.object(_ClockedConnection, "meter", meter):
             yield
     finally:
@@ -306,20 +308,30 @@ class _ClockedConnection(sqlite3.Connection):
         return call(*arguments) if self.meter is None else _clocked(call, "sqlite", self.meter)(*arguments)
 
 
-def _clocks(calls: dict[str, int]) -> float:
-    """CPU seconds that the clocks around so many calls cost, in calls of nothing: the least of five tries."""
+@functools.cache
+def _cost_of(clocked: Callable[[Any, str, _Meter], Any]) -> float:
+    """CPU seconds that a call costs more with such a clock, and that it does not count: least of 5 tries."""
     meter = _Meter()
-    call = _clocked(_nothing, KINDS[0], meter)
+    call = clocked(_nothing, KINDS[0], meter)
     costs = []
     for _ in range(5):
-        meter.threads.clear()
+        meter.clear()
         start = time.thread_time()
         for _ in range(_CLOCK_CALLS):
             call(b"", 0)
         spent = time.thread_time() - start
-        counted, _ = meter.totals(without=None)
-        costs.append((spent - sum(counted.values())) / _CLOCK_CALLS)
-    return min(costs) * sum(calls.values())
+        costs.append((spent - sum(meter.totals().values())) / _CLOCK_CALLS)
+    return min(costs)
+
+
+@functools.cache
+def _empty_interval() -> float:
+    """CPU seconds that a clock counts of a call of nothing: the median."""
+    meter = _Meter()
+    call = _clocked(_nothing, KINDS[0], meter)
+    for _ in range(_CLOCK_CALLS):
+        call()
+    return median(meter.seconds[KINDS[0]])
 
 
 def _nothing(*_: object) -> None:
@@ -327,12 +339,35 @@ def _nothing(*_: object) -> None:
 
 
 def _clocked(inner: Any, kind: str, meter: _Meter) -> Any:
+    clock, count = time.thread_time, meter.seconds[kind].append
+
     def call(*arguments: Any, **named: Any) -> Any:
-        start = time.thread_time()
+        start = clock()
         try:
             return inner(*arguments, **named)
         finally:
-            meter.add(kind, time.thread_time() - start)
+            count(clock() - start)
+
+    return call
+
+
+def _sampled(inner: Any, kind: str, meter: _Meter) -> Any:
+    """Of calls on little data only each sixteenth is clocked, and stands for all: the clocks took longer."""
+    clock, count, empty = time.thread_time, meter.seconds[kind].append, _empty_interval()
+    clocked, pass_by = _clocked(inner, kind, meter), meter.little.append
+    turns = itertools.count()
+
+    def call(data: Any, *arguments: Any) -> Any:
+        if len(data) >= _LITTLE_BYTES:
+            return clocked(data, *arguments)
+        pass_by(None)
+        if next(turns) % _SAMPLED:
+            return inner(data, *arguments)
+        start = clock()
+        try:
+            return inner(data, *arguments)
+        finally:
+            count((clock() - start - empty) * _SAMPLED)
 
     return call
 

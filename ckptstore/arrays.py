@@ -24,8 +24,6 @@ from ckptstore.model.plain import Composite, StatePath, class_path_of, show_path
 _RAW: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _RAW[16] = np.dtype("<c16")  # only ever copied, never computed with
 
-Form = tuple[Any, ...]
-
 _SPARSE_PARTS = {
     "sparse_coo": ("indices", "values"),
     "sparse_csr": ("crow_indices", "col_indices", "values"),
@@ -199,34 +197,6 @@ def describe(value: Any, path: StatePath) -> ArrayInfo:
 def dtype_of(torch_dtype: Any) -> DType | None:
     """The dtype that stands for one of torch's; None for those whose elements have no plain bytes."""
     return BY_NAME.get(str(torch_dtype).removeprefix("torch."))
-
-
-@functools.cache
-def _strided() -> Any:
-    return _torch().strided
-
-
-def form_of(tensor: Any) -> Form | None:
-    """What decides how an ordinary tensor is stored, besides its address: equal forms are stored alike.
-
-    Args:
-        tensor: exactly a ``torch.Tensor`` or ``Parameter``, of no subclass.
-
-    Returns:
-        None for what :func:`composite_of` and :func:`describe` must look at. With the address it is the
-        tensor's tie, as of :func:`describe`.
-    """
-    is_cpu = tensor.is_cpu
-    if tensor.is_nested or tensor.layout is not _strided() or not (is_cpu or tensor.is_cuda):
-        return None
-    return (
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-        None if is_cpu else tensor.device,
-    )
 
 
 def memory_of(tensor: Any) -> memoryview | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
+import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -77,17 +78,19 @@ class Pool:
         self._threads = threads
         self._name = name
         self._prepare = prepare
-        self._limit = in_flight or 2 * threads
-        self._running = 0
-        self._idle = 0
-        self._calls: collections.deque[tuple[Callable[..., Any], Any, Any]] = collections.deque()
+        # Handed over by queues in C: a thread that wakes with cold caches runs little Python until its call.
+        self._calls: queue.SimpleQueue[tuple[Callable[..., Any], Any, Any] | None] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] | None = None  # holds None for each call that may yet be added
+        if in_flight != sys.maxsize:
+            self._room = queue.SimpleQueue()
+            for _ in range(in_flight or 2 * threads):
+                self._room.put(None)
+        self._unended = 0  # calls that wait or run
         self._workers: list[threading.Thread] = []
-        self._closed = False
         self._lock = threading.Lock()
-        # Two, so that a call that ends wakes nobody in vain: each would ask for the interpreter.
-        self._called = threading.Condition(self._lock)
-        self._ended = threading.Condition(self._lock)
+        self._all_ended = threading.Condition(self._lock)
         self._error: BaseException | None = None
+        self._given_up = False
 
     def submit(self, call: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
         """Starts a call as soon as there is room; waits for room.
@@ -95,59 +98,59 @@ class Pool:
         Raises:
             The first error of an earlier call.
         """
+        if self._room is not None:
+            self._room.get()  # comes after an error, too: those who wait are then passed over
         with self._lock:
-            self._ended.wait_for(lambda: self._running < self._limit or self._error is not None)
-            if self._error is not None:
-                raise self._error
-            self._running += 1
-            self._calls.append((call, args, kwargs))
-            if len(self._calls) > self._idle and len(self._workers) < self._threads:
-                name = f"{self._name}-{len(self._workers)}"
-                self._start(threading.Thread(target=self._work, name=name, daemon=True))
-            else:
-                self._called.notify()
+            if self._error is None:
+                self._add_worker_for(self._unended + 1)
+                # In this order: a Ctrl-C between the two is not waited for without end.
+                self._calls.put((call, args, kwargs))
+                self._unended += 1
+                return
+        self._give_room()
+        raise self._error
 
-    def _start(self, worker: threading.Thread) -> None:
+    def _add_worker_for(self, calls: int) -> None:
+        """One more thread, if each of those that there are may have a call and another is allowed."""
+        if not len(self._workers) < min(calls, self._threads):
+            return
+        worker = threading.Thread(target=self._work, name=f"{self._name}-{len(self._workers)}", daemon=True)
         try:
             worker.start()
         except RuntimeError:  # the system has no more threads, or the interpreter is shutting down
             if not self._workers:
-                self._calls.pop()
-                self._running -= 1
                 raise
             self._threads = len(self._workers)
-            self._called.notify()
             return
         self._workers.append(worker)
 
     def _work(self) -> None:
         if self._prepare is not None:
             self._prepare()
-        while True:
-            with self._lock:
-                self._idle += 1
-                self._called.wait_for(lambda: self._calls or self._closed)
-                self._idle -= 1
-                if not self._calls:
-                    return
-                call, args, kwargs = self._calls.popleft()
+        while (job := self._calls.get()) is not None:
+            call, args, kwargs = job
             error: BaseException | None = None
             try:
-                if self._error is None:
+                if self._error is None and not self._given_up:
                     call(*args, **kwargs)
             except BaseException as caught:  # noqa: BLE001 - handed to whoever drains
                 error = caught
-            del call, args, kwargs  # they may hold buffers
+            del job, call, args, kwargs  # they may hold buffers
             with self._lock:
                 self._error = self._error or error
-                self._running -= 1
-                if self._running in (0, self._limit - 1) or self._error is not None:
-                    self._ended.notify_all()
+                self._unended -= 1
+                if self._unended <= 0:
+                    self._all_ended.notify_all()
+            self._give_room()
+
+    def _give_room(self) -> None:
+        if self._room is not None:
+            self._room.put(None)
 
     def drain(self) -> None:
         """Waits until nothing is in flight; raises the first error."""
         with self._lock:
-            self._ended.wait_for(lambda: self._running == 0)
+            self._all_ended.wait_for(lambda: self._unended <= 0)
             if self._error is not None:
                 raise self._error
 
@@ -173,13 +176,11 @@ class Pool:
         Args:
             give_up: what has not begun is not begun any more.
         """
+        self._given_up = self._given_up or give_up
         with self._lock:
-            if give_up:
-                self._running -= len(self._calls)
-                self._calls.clear()
-            self._closed = True
-            self._called.notify_all()
             # First this: a join that was interrupted takes the thread for ended (CPython 3.11).
-            self._ended.wait_for(lambda: self._running == 0)
+            self._all_ended.wait_for(lambda: self._unended <= 0)
+        for _ in self._workers:
+            self._calls.put(None)
         for worker in self._workers:
             worker.join()

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "environment",
         "backend",
         "arrays",
+        "forms",
         "dtensors",
         "shards",
         "ranks",

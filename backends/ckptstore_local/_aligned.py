@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -66,6 +67,8 @@ bounce = Bounce()
 
 def address_of(view: memoryview) -> int:
     """Where the bytes of `view` lie."""
+    if not view.readonly:
+        return ctypes.addressof(ctypes.c_char.from_buffer(view))  # a seventh of the time
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
     return address
 

@@ -11,11 +11,12 @@ from ckptstore.errors import BackendError, ObjectExistsError
 from ckptstore_local import _sys
 from ckptstore_local._aligned import is_direct_error
 from ckptstore_local._durable import DirtyDirectories
-from ckptstore_local._tree import make_directory, parents, temporary_name
+from ckptstore_local._tree import TemporaryNames, make_directory, parents
 from ckptstore_local._write import DIRECT_FROM_BYTES, write_all
 
 logger = logging.getLogger(__name__)
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NO_LINKS = frozenset(
     {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
 )
@@ -29,6 +30,7 @@ class ProcessState:
         self.dirty = DirtyDirectories()
         self.known_directories: set[str] = set()
         self.devices_without_direct: set[int] = set()
+        self.temporaries = TemporaryNames()
 
 
 class Putter:
@@ -58,8 +60,9 @@ class Putter:
             ObjectExistsError: `if_absent` and something is there.
             OSError: nothing was stored, as far as known.
         """
+        state = self.state
         directory, _, name = key.rpartition("/")
-        temporary = self._write_temporary(key, directory, name, views)
+        temporary = self._write_temporary(state, directory, name, views)
         final = f"{self._root}/{key}"
         try:
             if if_absent:
@@ -69,22 +72,22 @@ class Putter:
         except BaseException:
             discard(temporary)
             raise
-        state = self.state
-        chain = parents(self._root, directory)
-        crowded = state.dirty.mark(chain[0])
+        crowded = state.dirty.mark(final[: -len(name) - 1])
         if if_absent:
-            self._make_durable(state, chain, final)
+            self._make_durable(state, parents(self._root, directory), final)
         elif crowded:
-            state.dirty.sync(chain)
+            state.dirty.sync(parents(self._root, directory))
 
-    def _write_temporary(self, key: str, directory: str, name: str, views: Sequence[memoryview]) -> str:
+    def _write_temporary(
+        self, state: ProcessState, directory: str, name: str, views: Sequence[memoryview]
+    ) -> str:
         """A new file beside the final name that holds `views`, fsynced and closed; removed after an error."""
         large = sum(map(len, views)) >= DIRECT_FROM_BYTES
-        fd, path, direct = self._open_temporary(key, directory, name, large)
+        fd, path, direct = self._open_temporary(state, directory, name, large)
         try:
             try:
                 if not write_all(fd, views, direct=direct) and direct:
-                    self.state.devices_without_direct.add(_sys.fstat(fd).st_dev)
+                    state.devices_without_direct.add(_sys.fstat(fd).st_dev)
                 # After a failure of this the file is thrown away, never synced again: the kernel may have
                 # dropped the pages that it could not write, and a second fsync would call that success.
                 _sys.fsync(fd)
@@ -97,32 +100,28 @@ class Putter:
             raise
         return path
 
-    def _open_temporary(self, key: str, directory: str, name: str, large: bool) -> tuple[int, str, bool]:
+    def _open_temporary(
+        self, state: ProcessState, directory: str, name: str, large: bool
+    ) -> tuple[int, str, bool]:
         """(descriptor, path, whether it is open with O_DIRECT); makes a missing directory."""
-        parent = os.path.join(self._root, directory) if directory else self._root
-        path = os.path.join(parent, temporary_name(name))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        parent = f"{self._root}/{directory}" if directory else self._root
+        path = f"{parent}/{state.temporaries.beside(name)}"
         for _ in range(3):  # somebody may be removing empty directories while we make them
             try:
-                self.know_directory(directory)
-                if large and self._wants_direct(parent):
+                if directory not in state.known_directories:
+                    self.know_directory(directory)
+                if large and self._direct_io and _can_direct(state, parent):
                     try:
-                        return _sys.open(path, flags | _sys.O_DIRECT, 0o666), path, True
+                        return _sys.open(path, _FLAGS | _sys.O_DIRECT, 0o666), path, True
                     except OSError as error:
                         if not is_direct_error(error):
                             raise
-                        self.state.devices_without_direct.add(_sys.stat(parent).st_dev)
+                        state.devices_without_direct.add(_sys.stat(parent).st_dev)
                         discard(path)  # Linux creates the file before it refuses the flag
-                return _sys.open(path, flags, 0o666), path, False
+                return _sys.open(path, _FLAGS, 0o666), path, False
             except FileNotFoundError:
-                self.state.known_directories.clear()  # one that it lies in may be gone, too
+                state.known_directories.clear()  # one that it lies in may be gone, too
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
-
-    def _wants_direct(self, parent: str) -> bool:
-        if not (self._direct_io and _sys.O_DIRECT):
-            return False
-        without = self.state.devices_without_direct
-        return not without or _sys.stat(parent).st_dev not in without
 
     def _create(self, key: str, temporary: str, final: str) -> None:
         """Gives the file its final name if that is free, in one step."""
@@ -187,6 +186,11 @@ class Putter:
         if len(state.known_directories) >= 8192:
             state.known_directories.clear()
         state.known_directories.add(directory)
+
+
+def _can_direct(state: ProcessState, parent: str) -> bool:
+    without = state.devices_without_direct
+    return bool(_sys.O_DIRECT) and (not without or _sys.stat(parent).st_dev not in without)
 
 
 def discard(path: str) -> None:

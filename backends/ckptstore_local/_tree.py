@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import stat
@@ -18,10 +19,17 @@ _TRIES = 4
 _TEMPORARY = re.compile(r"\.[A-Za-z0-9._-]+\.tmp", re.ASCII)
 
 
-def temporary_name(name: str) -> str:
-    """A fresh hidden name beside `name`, which it contains, so that the writer can be told from it."""
-    ending = f".{os.urandom(8).hex()}.tmp"
-    return f".{name[: NAME_MAX_BYTES - 1 - len(ending)]}{ending}"
+class TemporaryNames:
+    """Fresh names for the temporaries of one process: a random word and a number."""
+
+    def __init__(self) -> None:
+        self._word = os.urandom(8).hex()
+        self._numbers = itertools.count()  # its next() is atomic
+
+    def beside(self, name: str) -> str:
+        """A hidden name beside `name`, which it contains, so that the writer can be told from it."""
+        ending = f".{self._word}{next(self._numbers):x}.tmp"
+        return f".{name[: NAME_MAX_BYTES - 1 - len(ending)]}{ending}"
 
 
 def is_temporary_key(key: str) -> bool:

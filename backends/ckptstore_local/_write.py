@@ -11,6 +11,7 @@ nothing.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Sequence
 
@@ -18,7 +19,15 @@ import numpy as np
 
 from ckptstore.backend import ReadableBuffer
 from ckptstore_local import _sys
-from ckptstore_local._aligned import ALIGN, BOUNCE_BYTES, address_of, bounce, is_direct_error, set_direct
+from ckptstore_local._aligned import (
+    ALIGN,
+    BOUNCE_BYTES,
+    Bytes,
+    address_of,
+    bounce,
+    is_direct_error,
+    set_direct,
+)
 
 DIRECT_FROM_BYTES = 256 << 10
 """Smaller objects are written through the page cache: one copy is cheaper than a wait for the disk."""
@@ -53,7 +62,8 @@ def write_all(fd: int, views: Sequence[memoryview], *, direct: bool) -> bool:
     writer = _Writer(fd, direct)
     for view in views:
         writer.add(view)
-    writer.finish()
+    if writer.filled:
+        writer.finish()
     return writer.direct
 
 
@@ -65,7 +75,11 @@ class _Writer:
         self.direct = direct
         self.offset = 0
         self.filled = 0
-        self.bounce = bounce.array
+
+    @functools.cached_property
+    def bounce(self) -> Bytes:
+        """This thread's, which begins to be with the first buffer that is gathered."""
+        return bounce.array
 
     def add(self, view: memoryview) -> None:
         done = 0
@@ -75,7 +89,7 @@ class _Writer:
             if self.filled == 0 and left >= _PIECE_BYTES:
                 whole = self._writable_in_place(view, done, left)
                 if whole:
-                    self._write(view[done : done + whole])
+                    self._write(view if whole == size else view[done : done + whole])
                     done += whole
                     continue
             count = min(left, BOUNCE_BYTES - self.filled)
@@ -89,8 +103,6 @@ class _Writer:
 
     def finish(self) -> None:
         """Writes what is left; with O_DIRECT padded to whole blocks, then cut to length."""
-        if not self.filled:
-            return
         end = self.offset + self.filled
         padded = -self.filled % ALIGN if self.direct else 0
         if padded:
@@ -126,6 +138,8 @@ class _Writer:
             if count == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.offset += count
-            if self.direct and count % ALIGN and count < len(view):
+            if count == len(view):
+                return
+            if self.direct and count % ALIGN:
                 self._stop_direct()  # a short write that ends inside a block: the disk is nearly full
             view = view[count:]

@@ -178,8 +178,12 @@ class LocalBackend(Backend):
             views = as_views(buffers)
         except TypeError as error:
             raise BackendError(f"put {key!r}: a buffer is not contiguous") from error
-        with self._mapped("put", key):
+        try:
             self._putter.put(key, views, if_absent=if_absent)
+        except BackendError:  # which is an OSError, too
+            raise
+        except OSError as error:
+            raise self._failure(error, "put", key) from error
 
     def sync(self) -> None:
         """Makes the names of all objects put by this process durable; their bytes are since `put`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import operator
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 
 from ckptstore import arrays, cycles, shards
 from ckptstore.errors import UnsupportedValueError, UsageError
+from ckptstore.forms import form_of
 from ckptstore.model import values
 from ckptstore.model.boxes import Box
 from ckptstore.model.dtypes import BY_NAME
@@ -115,8 +115,7 @@ class Flattener:
             number = found.places.index(0)
             arrays.check_memory(found.sources[number], found.leaves[number].path)
         plan = collector.plan(chunk_bytes)
-        storages = [found.sources[i].untyped_storage() for i, _ in plan.viewed]
-        sizes = list(map(operator.methodcaller("nbytes"), storages))
+        storages, sizes = _storages([found.sources[leaf] for leaf in plan.viewed_leaves])
         if plan is not before or sizes != self._sizes:
             for leaf, source in zip(found.leaves, found.sources, strict=True):
                 if leaf.is_plain and leaf.boxes:
@@ -184,11 +183,11 @@ class _Collector:
         tensors = list(value.values())
         if set(map(type, value)) != {str} or not self._tensor_types.issuperset(map(type, tensors)):
             return None
-        if not all(map(operator.eq, map(arrays.form_of, tensors), known.forms)):
+        if not known.forms.are_of(tensors):
             return None
         found.leaves += known.leaves
         found.sources += tensors
-        found.places += map(operator.methodcaller("data_ptr"), tensors)
+        found.places += map(sys.modules["torch"].Tensor.data_ptr, tensors)
         made = dict(zip(known.keys, known.references, strict=True))
         self._made.append((made, known))
         return made
@@ -236,7 +235,7 @@ class _Collector:
 
     def _plain_leaf(self, value: Any, path: StatePath) -> SeenLeaf | None:
         """The leaf of an ordinary tensor; None if others must look at it."""
-        form = arrays.form_of(value)
+        form = form_of(value)
         if form is None:
             return None
         leaf = self._next_known()
@@ -283,6 +282,15 @@ class _Collector:
                 ) from error
             return values.opaque(class_path_of(value), payload)
         return None
+
+
+def _storages(tensors: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """The memory under ordinary tensors, and its bytes."""
+    if not tensors:
+        return [], []
+    torch = sys.modules["torch"]
+    storages = list(map(torch.Tensor.untyped_storage, tensors))
+    return storages, list(map(torch.UntypedStorage.nbytes, storages))
 
 
 def _described(array: Any, path: StatePath) -> arrays.ArrayInfo:

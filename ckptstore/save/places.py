@@ -12,13 +12,17 @@ from ckptstore.save.reuse import Stored
 
 
 class Places:
-    """The places of chunks, by their row in the tables; several threads may fill it."""
+    """The places of chunks, by their row in the tables; several threads may fill it, one then reads it."""
 
     def __init__(self, count: int) -> None:
         """For so many chunks, all of them without a place."""
         self._object = np.full(count, -1, np.int64)
         self._offset = np.zeros(count, np.int64)
         self._length = np.zeros(count, np.int64)
+        # Of one chunk each, and not in the columns yet: who adds one has just hashed megabytes, and finds the
+        # processor's caches empty. An append brings little back into them.
+        self._single: list[tuple[int, Stored]] = []
+        self._repeats: list[tuple[int, int]] = []
         self._numbers: dict[str, int] = {}
         self._sizes: list[int] = []  # of the objects, by number
         self._lock = threading.Lock()
@@ -34,8 +38,7 @@ class Places:
 
     def put(self, row: int, place: Stored) -> None:
         """Of one chunk."""
-        self._offset[row], self._length[row] = place.offset, place.length
-        self._object[row] = self._number(place.key, place.object_bytes)
+        self._single.append((row, place))
 
     def put_pack(self, rows: Sequence[int], key: str, lengths: Sequence[int]) -> int:
         """Of chunks that lie side by side and fill an object; returns its size in bytes."""
@@ -46,9 +49,8 @@ class Places:
         return nbytes
 
     def repeat(self, row: int, original: int) -> None:
-        """Of a chunk that is equal to another."""
-        for column in (self._object, self._offset, self._length):
-            column[row] = column[original]
+        """Of a chunk that is equal to another, which has a place or gets one before anybody asks."""
+        self._repeats.append((row, original))
 
     def _number(self, key: str, nbytes: int) -> int:
         with self._lock:
@@ -57,12 +59,28 @@ class Places:
                 self._sizes.append(nbytes)
         return number
 
+    def _settle(self) -> None:
+        """Puts everything into the columns."""
+        if self._single:
+            rows = [row for row, _ in self._single]
+            self._object[rows] = [self._number(place.key, place.object_bytes) for _, place in self._single]
+            self._offset[rows] = [place.offset for _, place in self._single]
+            self._length[rows] = [place.length for _, place in self._single]
+            self._single.clear()
+        if self._repeats:
+            rows, originals = map(list, zip(*self._repeats, strict=True))
+            for column in (self._object, self._offset, self._length):
+                column[rows] = column[originals]
+            self._repeats.clear()
+
     def key_list(self) -> KeyList:
         """Every object that holds a chunk."""
+        self._settle()
         return KeyList.of(dict(zip(self._numbers, self._sizes, strict=True)))
 
     def locations(self, keys: KeyList) -> Locations:
         """The location table's rows; those of chunks without a place are zero."""
+        self._settle()
         row_of = {key: row for row, key in enumerate(keys.keys)}
         rows = np.array([*(row_of[key] for key in self._numbers), 0], np.int64)  # the last one: nowhere
         return Locations(

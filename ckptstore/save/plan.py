@@ -10,6 +10,7 @@ from typing import Any, overload
 import msgpack
 
 from ckptstore import arrays
+from ckptstore.forms import Form, Forms
 from ckptstore.model import values
 from ckptstore.model.boxes import Box, Shape
 from ckptstore.model.dtypes import DType
@@ -24,11 +25,11 @@ class SeenLeaf(Leaf):
     Attributes:
         form: leaves of equal path and form have equal names and rows, whatever their bytes are.
         boxes: what is here of it, in order; none if it is empty.
-        is_plain: an ordinary tensor: `form` is that of :func:`ckptstore.arrays.form_of`.
+        is_plain: an ordinary tensor: `form` is that of :func:`ckptstore.forms.form_of`.
         spelled: the path as text, where a key is no str: 1, True and 1.0 are equal and named differently.
     """
 
-    form: arrays.Form
+    form: Form
     dtype: DType
     shape: Shape
     boxes: tuple[Box, ...]
@@ -40,7 +41,7 @@ class SeenLeaf(Leaf):
         return _is_same(path, self.path, self.spelled)
 
     @classmethod
-    def of_tensor(cls, path: StatePath, form: arrays.Form) -> SeenLeaf | None:
+    def of_tensor(cls, path: StatePath, form: Form) -> SeenLeaf | None:
         """Of an ordinary tensor of that form; None if its dtype is none that is stored."""
         dtype, shape = arrays.dtype_of(form[0]), tuple(form[1])
         if dtype is None:
@@ -156,7 +157,7 @@ class LeafDict:
     spelled: str | None
     keys: list[str]
     leaves: list[SeenLeaf]
-    forms: list[arrays.Form | None]
+    forms: Forms
     references: list[msgpack.ExtType]
 
     def is_at(self, path: StatePath) -> bool:
@@ -172,7 +173,7 @@ class LeafDict:
             own = list(group)
             if all(leaf.is_plain and leaf.boxes and type(leaf.path[-1]) is str for leaf in own):
                 keys = [leaf.path[-1] for leaf in own]
-                forms: list[arrays.Form | None] = [leaf.form for leaf in own]
+                forms = Forms.of([leaf.form for leaf in own])
                 references = [values.reference(leaf) for leaf in own]
                 found[position] = cls(path, _spelled(path), keys, own, forms, references)
             position += len(own)
@@ -190,7 +191,7 @@ class Plan:
         rows: the leaf of each tensor, in layout order.
         may_differ: names of the leaves under `differing`.
         views: the memory of each box in layout order, where that holds its bytes as they are stored.
-        viewed: (leaf, box) of each view.
+        viewed: (leaf, box) of each view; `viewed_leaves`: the leaves alone.
     """
 
     leaves: list[SeenLeaf]
@@ -203,6 +204,7 @@ class Plan:
     may_differ: tuple[str, ...]
     views: tuple[memoryview | None, ...]
     viewed: list[tuple[int, int]]
+    viewed_leaves: list[int]
 
     @classmethod
     def of(cls, found: Found, chunk_bytes: int) -> Plan:
@@ -240,6 +242,7 @@ class Plan:
             may_differ=_under(found.differing, names, leaves),
             views=tuple(views),
             viewed=viewed,
+            viewed_leaves=[leaf for leaf, _ in viewed],
         )
 
     def moved(self, found: Found) -> Plan | None:

@@ -274,6 +274,10 @@ class _Tries:
 
     def begin(self) -> None:
         """Waits as long as all have to."""
+        mark = self._slow_down.mark()
+        if mark is not None:
+            self._mark = mark
+            return
         self._mark, waited = self._slow_down.wait(max(self._patience_left, 0.0))
         self._waited += waited
 
