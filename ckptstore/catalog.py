@@ -16,7 +16,6 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import blake3
 import numpy as np
 
 from ckptstore.backend import ObjectInfo
@@ -33,7 +32,7 @@ from ckptstore.errors import (
 from ckptstore.manifest import MAX_EXPANDED_BOXES, LayoutRows, Manifest, ManifestUnusable, TensorRows, place
 from ckptstore.model.documents import END_LIMIT_BYTES
 from ckptstore.model.history import Entry
-from ckptstore.model.ids import DIGEST_BYTES
+from ckptstore.model.ids import DIGEST_BYTES, digests_of
 from ckptstore.model.layout import Layout
 from ckptstore.model.record import CommitEnd, CommitRecord, EpochDoc, Note
 from ckptstore.save.commit import Saved
@@ -484,14 +483,14 @@ def tensor_rows(contents: Contents) -> TensorRows:
     """
     table = contents.layout
     chunks = np.diff(table.chunks.first)
-    raw = contents.digests.array.tobytes()
-    bounds = (table.chunks.first * DIGEST_BYTES).tolist()
     own: Iterable[bytes] = contents.digests  # of one chunk each, as small tensors are
     if (chunks != 1).any():
+        raw = contents.digests.array.tobytes()
+        bounds = (table.chunks.first * DIGEST_BYTES).tolist()
         own = (raw[start:end] for start, end in itertools.pairwise(bounds))
-    hasher = blake3.blake3
+    text = b"".join(digests_of(own)).hex()
     return TensorRows(
-        digests=[hasher(digests).hexdigest() for digests in own],
+        digests=[text[start : start + 2 * DIGEST_BYTES] for start in range(0, len(text), 2 * DIGEST_BYTES)],
         bytes=table.heads.nbytes,
         new_bytes=contents.written_bytes,
         chunks=chunks,

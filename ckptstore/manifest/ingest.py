@@ -240,22 +240,24 @@ def _put_tensors(connection: sqlite3.Connection, replica: int, layout: int, tens
         raise DocumentError(f"a record describes {sorted(lengths)} tensors of a layout that has {count}")
     if not count:
         return
-    rows = zip(
-        itertools.repeat(replica, count),
+    columns: tuple[Sequence[object], ...] = (
+        [replica] * count,
         range(first, first + count),
         tensors.digests,
         _ints(tensors.bytes),
         _ints(tensors.new_bytes),
         _ints(tensors.chunks),
-        strict=True,
     )
+    cells: list[object] = [None] * (count * len(columns))  # row after row
+    for number, column in enumerate(columns):
+        cells[number :: len(columns)] = column
     # Many rows in one statement: each statement lets the interpreter go and asks for it again, which costs
     # as much as the row, and training is what it is asked of.
-    while many := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        places = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(many))
-        connection.execute(
-            f"INSERT INTO checkpoint_tensors VALUES {places}", list(itertools.chain.from_iterable(many))
-        )
+    step = _ROWS_AT_ONCE * len(columns)
+    for start in range(0, len(cells), step):
+        some = cells[start : start + step]
+        places = ", ".join(["(?, ?, ?, ?, ?, ?)"] * (len(some) // len(columns)))
+        connection.execute(f"INSERT INTO checkpoint_tensors VALUES {places}", some)
 
 
 def _ints(column: object) -> Sequence[int]:

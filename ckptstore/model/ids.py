@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from typing import NewType
+from collections.abc import Callable, Iterable
+from typing import Any, NewType, cast
 
 import blake3
 import numpy as np
@@ -27,11 +28,17 @@ _OBJECT_KEY = re.compile(
     r"(chunks|packs)/([0-9a-f]{2})/([0-9a-f]{64})\.([0-9A-HJKMNP-TV-Z]{26}-(?:-?[0-9]{1,19})-[0-9]{1,10})\.([0-9]{1,10})"
 )
 _SLUG_DROP = re.compile(r"[^a-z0-9]+")
+_finish = cast(Callable[[Any], Digest], blake3.blake3.digest)
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> Digest:
     """BLAKE3-256 of `data`."""
     return Digest(blake3.blake3(data).digest())
+
+
+def digests_of(parts: Iterable[bytes | memoryview]) -> list[Digest]:
+    """BLAKE3-256 of each: of thousands of small ones in less time than one by one."""
+    return list(map(_finish, map(blake3.blake3, parts)))
 
 
 def ulid(milliseconds: int, randomness: bytes) -> str:

@@ -42,10 +42,11 @@ class Places:
 
     def put_pack(self, rows: Sequence[int], key: str, lengths: Sequence[int]) -> int:
         """Of chunks that lie side by side and fill an object; returns its size in bytes."""
-        ends = np.cumsum(lengths)
+        at, sizes = np.array(rows, np.int64), np.array(lengths, np.int64)
+        ends = np.cumsum(sizes)
         nbytes = int(ends[-1])
-        self._offset[rows], self._length[rows] = ends - lengths, lengths
-        self._object[rows] = self._number(key, nbytes)
+        self._offset[at], self._length[at] = ends - sizes, sizes
+        self._object[at] = self._number(key, nbytes)
         return nbytes
 
     def repeat(self, row: int, original: int) -> None:

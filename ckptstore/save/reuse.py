@@ -153,7 +153,7 @@ class ReuseIndex:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def knows_any(self, digests: Mapping[Digest, object]) -> bool:
+    def knows_any(self, digests: Iterable[Digest]) -> bool:
         """Whether one of them may be reused."""
         return not self._rows.keys().isdisjoint(digests)
 

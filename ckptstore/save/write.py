@@ -10,10 +10,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
-import blake3
-
 from ckptstore.backend import Backend
-from ckptstore.model.ids import Digest, chunk_key, digest_of, pack_key
+from ckptstore.model.ids import Digest, chunk_key, digest_of, digests_of, pack_key
 from ckptstore.model.layout import Layout
 from ckptstore.pool import Budget, Pool, cores, default_threads
 from ckptstore.save.cut import Bundle, Cut, Piece
@@ -62,33 +60,35 @@ class _Chunks:
     """Small chunks of one component, side by side: columns, for there may be very many of them.
 
     Attributes:
+        rows: in the tables.
         holders: what holds the bytes of each; `at`: which of the chunks in there it is.
     """
 
     rows: list[int] = dataclasses.field(default_factory=list)
+    digests: list[Digest] = dataclasses.field(default_factory=list)
     sizes: list[int] = dataclasses.field(default_factory=list)
     holders: list[Cut] = dataclasses.field(default_factory=list)
     at: list[int] = dataclasses.field(default_factory=list)
 
-    def add(self, piece: Cut) -> None:
+    def add(self, piece: Cut, digests: Sequence[Digest]) -> None:
+        """All of a piece; `digests` are of the whole table."""
         sizes = piece.sizes if isinstance(piece, Bundle) else (piece.nbytes,)
-        self.rows += range(piece.row, piece.row + len(sizes))
+        end = piece.row + len(sizes)
+        self.rows += range(piece.row, end)
+        self.digests += digests[piece.row : end]
         self.sizes += sizes
         self.holders += [piece] * len(sizes)
         self.at += range(len(sizes))
 
     def __getitem__(self, part: slice) -> _Chunks:
-        return _Chunks(self.rows[part], self.sizes[part], self.holders[part], self.at[part])
+        return _Chunks(
+            self.rows[part], self.digests[part], self.sizes[part], self.holders[part], self.at[part]
+        )
 
     def only(self, numbers: Sequence[int]) -> _Chunks:
         """Some of them."""
-        rows, sizes, holders, at = self.rows, self.sizes, self.holders, self.at
-        return _Chunks(
-            [rows[i] for i in numbers],
-            [sizes[i] for i in numbers],
-            [holders[i] for i in numbers],
-            [at[i] for i in numbers],
-        )
+        columns = (self.rows, self.digests, self.sizes, self.holders, self.at)
+        return _Chunks(*([column[i] for i in numbers] for column in columns))  # type: ignore[arg-type]
 
     def parts(self) -> Iterator[Cut | memoryview]:
         """What holds their bytes, and nothing else."""
@@ -220,23 +220,23 @@ class Writer:
     # --- small chunks, in packs ---------------------------------------------------------------
 
     def _hash_batch(self, batch: list[Cut]) -> None:
-        hasher, digests = blake3.blake3, self.digests
         for piece in batch:
             if isinstance(piece, Bundle):
-                found = [Digest(hasher(view).digest()) for view in piece.parts()]
-                digests[piece.row : piece.row + len(found)] = found
+                self.digests[piece.row : piece.row + len(piece.sizes)] = digests_of(piece.parts())
             else:
-                digests[piece.row] = digest_of(piece.data())
+                self.digests[piece.row] = digest_of(piece.data())
 
     def _packs(self, small: list[Cut]) -> Iterator[tuple[str, _Chunks]]:
         """Groups what must be written, per component in name order; locates the rest."""
         components: dict[str, _Chunks] = {}
         for piece in small:
-            components.setdefault(piece.component, _Chunks()).add(piece)
-        wanted: dict[Digest, int] = {}
-        for chunks in components.values():
-            wanted.update(zip(self._digests_of(chunks), chunks.sizes, strict=True))
-        worthwhile = self._index.worthwhile_packs(wanted)
+            components.setdefault(piece.component, _Chunks()).add(piece, self.digests)
+        worthwhile: set[str] | None = None  # if none of the chunks is known, as after an update of all
+        if any(self._index.knows_any(chunks.digests) for chunks in components.values()):
+            wanted: dict[Digest, int] = {}
+            for chunks in components.values():
+                wanted.update(zip(chunks.digests, chunks.sizes, strict=True))
+            worthwhile = self._index.worthwhile_packs(wanted)
         seen: dict[Digest, int] = {}
         repeats: list[tuple[int, int]] = []
         for _, chunks in sorted(components.items()):
@@ -253,26 +253,31 @@ class Writer:
         for row, original in repeats:
             self.places.repeat(row, original)
 
-    def _digests_of(self, chunks: _Chunks) -> list[Digest]:
-        return [self.digests[row] for row in chunks.rows]
-
     def _new_ones(
-        self, chunks: _Chunks, worthwhile: set[str], seen: dict[Digest, int], repeats: list[tuple[int, int]]
+        self,
+        chunks: _Chunks,
+        worthwhile: set[str] | None,
+        seen: dict[Digest, int],
+        repeats: list[tuple[int, int]],
     ) -> _Chunks:
-        """Those that must be written: not reused, and not equal to one of `seen`, which grows."""
-        digests = self._digests_of(chunks)
-        own = dict(zip(digests, chunks.rows, strict=True))
-        if len(own) == len(digests) and seen.keys().isdisjoint(own) and not self._index.knows_any(own):
-            seen.update(own)  # as after every update of all parameters, and much sooner done
-            return chunks
+        """Those that must be written: not reused, and not equal to one of `seen`, which grows.
+
+        Args:
+            worthwhile: packs that are reused; None if none of the chunks can be.
+        """
+        if worthwhile is None:
+            own = dict(zip(chunks.digests, chunks.rows, strict=True))
+            if len(own) == len(chunks.digests) and seen.keys().isdisjoint(own):
+                seen.update(own)
+                return chunks
         new: list[int] = []
-        for number, (row, digest) in enumerate(zip(chunks.rows, digests, strict=True)):
+        for number, (row, digest) in enumerate(zip(chunks.rows, chunks.digests, strict=True)):
             if digest in seen:
                 repeats.append((row, seen[digest]))
                 continue
             seen[digest] = row
-            stored = self._index.chunk(digest)
-            if stored is not None and (not stored.in_pack or stored.key in worthwhile):
+            stored = None if worthwhile is None else self._index.chunk(digest)
+            if stored is not None and (not stored.in_pack or stored.key in (worthwhile or ())):
                 self.places.put(row, stored)
             else:
                 new.append(number)
@@ -280,7 +285,7 @@ class Writer:
 
     def _located(self, chunks: _Chunks) -> tuple[str, _Chunks]:
         """What becomes a pack, and its key."""
-        key = pack_key(digest_of(b"".join(self._digests_of(chunks))), self._attempt, self._rank)
+        key = pack_key(digest_of(b"".join(chunks.digests)), self._attempt, self._rank)
         self.places.put_pack(chunks.rows, key, chunks.sizes)
         return key, chunks
 
