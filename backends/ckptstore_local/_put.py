@@ -42,7 +42,7 @@ class Putter:
 
     def __init__(self, root: str, *, direct_io: bool) -> None:
         self._root = root
-        self._direct_io = direct_io
+        self._direct_io = direct_io and bool(_sys.O_DIRECT)
         self.exclusive = True
         self._states: dict[int, ProcessState] = {}
 
@@ -110,7 +110,7 @@ class Putter:
             try:
                 if directory not in state.known_directories:
                     self.know_directory(directory)
-                if large and self._direct_io and _can_direct(state, parent):
+                if large and self._direct_io and not _is_without_direct(state, parent):
                     try:
                         return _sys.open(path, _FLAGS | _sys.O_DIRECT, 0o666), path, True
                     except OSError as error:
@@ -188,9 +188,9 @@ class Putter:
         state.known_directories.add(directory)
 
 
-def _can_direct(state: ProcessState, parent: str) -> bool:
+def _is_without_direct(state: ProcessState, parent: str) -> bool:
     without = state.devices_without_direct
-    return bool(_sys.O_DIRECT) and (not without or _sys.stat(parent).st_dev not in without)
+    return bool(without) and _sys.stat(parent).st_dev in without
 
 
 def discard(path: str) -> None:

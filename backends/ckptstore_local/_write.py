@@ -86,8 +86,10 @@ class _Writer:
         size = len(view)
         while done < size:
             left = size - done
-            if self.filled == 0 and left >= _PIECE_BYTES:
-                whole = self._writable_in_place(view, done, left)
+            if not self.filled and left >= _PIECE_BYTES:
+                whole = left
+                if self.direct:
+                    whole = 0 if (address_of(view) + done) % ALIGN else left - left % ALIGN
                 if whole:
                     self._write(view if whole == size else view[done : done + whole])
                     done += whole
@@ -110,12 +112,6 @@ class _Writer:
         self._flush(self.filled + padded)
         if padded:
             _sys.ftruncate(self.fd, end)
-
-    def _writable_in_place(self, view: memoryview, done: int, left: int) -> int:
-        """How many bytes from `done` can go to the file without a copy."""
-        if not self.direct:
-            return left
-        return 0 if (address_of(view) + done) % ALIGN else left - left % ALIGN
 
     def _stop_direct(self) -> None:
         set_direct(self.fd, False)

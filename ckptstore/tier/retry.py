@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -145,7 +146,7 @@ class RetryingBackend(Backend):
 
     def put(self, key: str, buffers: Sequence[ReadableBuffer], *, if_absent: bool = False) -> None:
         """Stores an object; repeated whole after transient errors."""
-        self._retry("put", key, lambda: self.inner.put(key, buffers, if_absent=if_absent))
+        self._retry("put", key, functools.partial(self.inner.put, key, buffers, if_absent=if_absent))
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Reads a range; repeated whole after transient errors."""
@@ -211,7 +212,23 @@ class RetryingBackend(Backend):
     # --- helpers -------------------------------------------------------------------------------
 
     def _retry(self, operation: str, key: str, call: Callable[[], T]) -> T:
-        tries = _Tries(self, operation, key)
+        mark = self._slow_down.mark()
+        if mark is None or _hurry.seconds is not None:
+            return self._go_on(_Tries(self, operation, key), call)
+        # Nearly always nobody has to wait and nothing fails: then nothing is noted for a second try.
+        try:
+            result = call()
+        except BackendError as error:
+            tries = _Tries(self, operation, key, mark)
+            if not tries.may_repeat(error):
+                raise
+        else:
+            self.answers += 1
+            self._slow_down.answered(mark)
+            return result
+        return self._go_on(tries, call)
+
+    def _go_on(self, tries: _Tries, call: Callable[[], T]) -> T:
         while True:
             tries.begin()
             try:
@@ -260,7 +277,8 @@ class RetryingBackend(Backend):
 class _Tries:
     """The tries of one operation: counts them, waits between them, says when it is enough."""
 
-    def __init__(self, backend: RetryingBackend, operation: str, key: str) -> None:
+    def __init__(self, backend: RetryingBackend, operation: str, key: str, mark: int = 0) -> None:
+        """Of an operation that has not begun, or has with `mark` and failed."""
         self._backend = backend
         self._operation = operation
         self._key = key
@@ -268,16 +286,12 @@ class _Tries:
         self._refused_at: float | None = None
         self._waited = 0.0
         self._slow_down = backend._slow_down
-        self._mark = 0
+        self._mark = mark
         self._hurry = _hurry.seconds
         self._began = 0.0 if self._hurry is None else backend._monotonic()
 
     def begin(self) -> None:
         """Waits as long as all have to."""
-        mark = self._slow_down.mark()
-        if mark is not None:
-            self._mark = mark
-            return
         self._mark, waited = self._slow_down.wait(max(self._patience_left, 0.0))
         self._waited += waited
 
