@@ -183,6 +183,9 @@ class Backend(abc.ABC):
         Raises:
             As :meth:`read_into`; the content of all buffers is then undefined.
         """
+        if len(buffers) == 1:
+            self.read_into(key, offset, buffers[0])
+            return
         views = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
         whole = memoryview(bytearray(sum(map(len, views))))
         self.read_into(key, offset, whole)

@@ -65,10 +65,7 @@ class Memory:
             BackendError: as the backend says.
         """
         buffers = list(self._buffers(first, last))
-        if len(buffers) == 1:
-            backend.read_into(key, offset, buffers[0])
-        else:
-            backend.read_parts(key, offset, buffers)
+        backend.read_parts(key, offset, buffers)
         return sum(map(len, buffers))
 
     def _buffers(self, first: int, last: int) -> Iterator[memoryview]:

@@ -187,18 +187,15 @@ class Writer:
     def _put_fetched(self, piece: Piece) -> None:
         with self._fetching.hold(piece.nbytes):
             data = piece.data()
-            stored = self._place(piece, data)
-            if stored is not None:
-                self._put_large(stored, data)
+            self._put_large(piece, data, digest_of(data))
 
     def _hash_large(self, piece: Piece, data: memoryview) -> None:
-        stored = self._place(piece, data)
-        if stored is not None:
-            self._puts.submit(self._put_large, stored, data)
+        # All else is left to those who wait for the disk anyway. Who has hashed megabytes finds caches
+        # empty: a few lines of Python take there as long as hashing 200 KiB.
+        self._puts.submit(self._put_large, piece, data, digest_of(data))
 
-    def _place(self, piece: Piece, data: memoryview) -> Stored | None:
-        """Finds where a chunk is or is to be; that place, if it must be put there now."""
-        digest = digest_of(data)
+    def _put_large(self, piece: Piece, data: memoryview, digest: Digest) -> None:
+        """Finds where a chunk is or is to be, and puts it there if it must be."""
         self.digests[piece.row] = digest
         found = self._index.chunk(digest)
         if found is None or found.in_pack:
@@ -207,15 +204,9 @@ class Writer:
                 # Equal content twice in one state: the first to come writes it.
                 found = self._placed.setdefault(digest, mine)
             if found is mine:
-                self.places.put(piece.row, mine)
-                return mine
+                self._backend.put(mine.key, [data])
         self.places.put(piece.row, found)
         self._progress.add(piece.nbytes)
-        return None
-
-    def _put_large(self, stored: Stored, data: memoryview) -> None:
-        self._backend.put(stored.key, [data])
-        self._progress.add(len(data))
 
     # --- small chunks, in packs ---------------------------------------------------------------
 
