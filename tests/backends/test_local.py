@@ -29,7 +29,7 @@ from ckptstore.errors import (
     UsageError,
 )
 from ckptstore.testing import BackendContract
-from ckptstore_local import LocalBackend, _durable, _sys, _write
+from ckptstore_local import LocalBackend, _durable, _sys, _tree, _write
 
 LARGE = 300_000
 
@@ -549,6 +549,25 @@ def test_temporaries_carry_the_name_and_are_listed_apart(backend, root, monkeypa
         backend.get(leftover.key, max_bytes=10)
     assert backend.delete([leftover.key, leftover.key])[0].error is None
     assert files(root) == []
+
+
+def test_no_two_temporaries_of_a_name_are_alike(backend):
+    names = [_tree.TemporaryNames() for _ in range(2)]  # as of two processes
+    made = {own.beside("x" * 300) for own in names for _ in range(100)}
+    assert len(made) == 200
+    assert all(len(name) == _tree.NAME_MAX_BYTES and _tree.is_temporary_key(f"packs/{name}") for name in made)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_names_its_temporaries_otherwise(backend, tmp_path):
+    backend.put("a", [b"1"])
+    child = os.fork()
+    if not child:
+        (tmp_path / "names").write_text(backend._putter.state.temporaries.beside("a"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / "names").read_text() != backend._putter.state.temporaries.beside("a")
 
 
 def test_a_killed_put_leaves_at_most_a_temporary(root):

@@ -218,6 +218,7 @@ def test_a_child_forked_while_a_capture_goes_on_trains_and_closes(run, held):
         code = 1
         try:
             signal.alarm(int(PATIENCE))  # ends it, if it hangs
+            torch.set_num_threads(1)  # the threads that torch computes with have stayed in the parent
             optimizer.step()
             with run.capture_lock():
                 pass
