@@ -12,7 +12,8 @@ by how much a tensor makes that longer: without what one of as many bytes takes.
 sampled instead: the lines that its threads were at, weighted by the CPU that each spent since the sample
 before, without the named calls.
 
-Cases: the AdamW state of the other benchmarks, 10,000 tensors of 1 KiB, and one of as many bytes.
+Cases: the AdamW state of the other benchmarks, 10,000 tensors of 1 KiB, and one of as many bytes. "the calls
+alone" is the floor of the first: see :mod:`benchmarks.bare`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
+import mmap
 import sqlite3
 import sys
 import threading
@@ -37,15 +39,17 @@ from unittest import mock
 
 import torch
 
-from benchmarks import command, disk, goals, states
+from benchmarks import bare, command, disk, goals, states
 from benchmarks.command import GIB, say
 from benchmarks.goals import Goal
 from benchmarks.measure import thread_clock
 from benchmarks.states import State
 
 _LIMIT = 0.02
+_CHUNK_BYTES = 12 << 20  # as long as those of the AdamW state are on average
 _MICROSECONDS_PER_TENSOR = 5.0
 _SMALL_COUNT, _SMALL_ELEMENTS = 10_000, 256
+_HELD = ("AdamW state", "10,000 x 1 KiB")
 _SAMPLE_SECONDS = 0.002
 _SHOWN_LINES = 12
 _CLOCK_CALLS = 2000
@@ -63,7 +67,7 @@ _CALLS = (
     ("os", "pwritev", "write"),
     ("os", "write", "write"),
     ("os", "writev", "write"),
-    ("os", "close", "files"),
+    *(("os", name, "files") for name in ("open", "close", "rename")),
     ("os", "fsync", "write"),
     ("os", "fdatasync", "write"),
     ("ckptstore_local._sys", "preadv", "read"),
@@ -171,6 +175,7 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
     small = {"model": {f"tensor.{n:05}": torch.rand(_SMALL_ELEMENTS) for n in range(_SMALL_COUNT)}}
     one = {"model": {"tensor": torch.rand(_SMALL_COUNT * _SMALL_ELEMENTS)}}
     large = states.adamw_state(options.gib, options.seed)
+    alone = _alone(folder / "alone", int(options.gib * GIB), options.repeats)
     for name, state in (("AdamW state", large), ("10,000 x 1 KiB", small), ("1 x 10,000 KiB", one)):
         path = folder / "store"
         run = ckptstore.open(str(path), create=True).run("bench")
@@ -189,7 +194,29 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
         lines += [_line(f"save, {name}", saves, count, hot), _line(f"load, {name}", loads, count, {})]
         run.close()
         disk.remove(path)
-    return [*lines[:2], *(_compared(line, lines[4:]) for line in lines[2:4]), *lines[4:]]
+    return [*lines[:2], alone, *(_compared(line, lines[4:]) for line in lines[2:4]), *lines[4:]]
+
+
+def _alone(folder: Path, nbytes: int, repeats: int) -> Line:
+    """What a save of so many bytes takes beside its calls if it does nothing else."""
+    memory = memoryview(mmap.mmap(-1, nbytes - nbytes % mmap.PAGESIZE))
+    for start in range(0, len(memory), mmap.PAGESIZE):
+        memory[start] = 1
+    chunks = [memory[start : start + _CHUNK_BYTES] for start in range(0, len(memory), _CHUNK_BYTES)]
+    samples = []
+    for repeat in range(repeats):
+        say(f"the calls alone, repeat {repeat + 1} of {repeats}")
+        folder.mkdir()
+        meter = _Meter()
+        with _timed_calls(meter):
+            before = time.process_time() - time.thread_time()
+            began = time.perf_counter()
+            bare.save(folder, chunks)
+            seconds = time.perf_counter() - began
+            spent = time.process_time() - time.thread_time() - before
+        samples.append(Sample(seconds, 0.0, spent, meter.totals(), meter.own_seconds()))
+        disk.remove(folder)
+    return _line("save, the calls alone", samples, len(chunks), {})
 
 
 def _compared(line: Line, ones: Sequence[Line]) -> Line:
@@ -455,7 +482,7 @@ def _line(case: str, samples: list[Sample], tensors: int, hot: dict[str, list[tu
 
 
 def _goals(lines: Sequence[Line]) -> list[Goal]:
-    large, _, small = lines[:3]
+    large, small = (next(line for line in lines if line.case == f"save, {name}") for name in _HELD)
     share, each = large.overhead_share, small.more_microseconds or 0.0
     return [
         Goal(large.case, f"at most {_LIMIT:.0%} of background wall", share, _LIMIT, at_most=True),
