@@ -180,7 +180,7 @@ class Putter:
             self.know_directory(above)
             make_directory(self._root, directory)
             # Another process may have made it and not have synced yet, so its name counts as ours to sync.
-            state.dirty.mark(os.path.join(self._root, above) if above else self._root)
+            state.dirty.mark(f"{self._root}/{above}" if above else self._root)
         else:
             _sys.stat(self._root)
         if len(state.known_directories) >= 8192:

@@ -81,7 +81,7 @@ def parents(root: str, directory: str) -> list[str]:
     """`directory` (relative, "" for none) and those above it up to `root`, as paths, deepest first."""
     paths = []
     while directory:
-        paths.append(os.path.join(root, directory))
+        paths.append(f"{root}/{directory}")
         directory = directory.rpartition("/")[0]
     paths.append(root)
     return paths
