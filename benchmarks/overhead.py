@@ -215,6 +215,8 @@ def _alone(folder: Path, nbytes: int, repeats: int) -> Line:
             seconds = time.perf_counter() - began
             spent = time.process_time() - time.thread_time() - before
         samples.append(Sample(seconds, 0.0, spent, meter.totals(), meter.own_seconds()))
+        if len(list(folder.iterdir())) != len(chunks):  # a thread has failed, and has said why
+            raise RuntimeError("the calls alone could not be made")
         disk.remove(folder)
     return _line("save, the calls alone", samples, len(chunks), {})
 

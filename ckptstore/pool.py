@@ -72,7 +72,8 @@ class Pool:
 
         Args:
             threads: at most so many.
-            in_flight: calls that run or wait before `submit` waits for room; twice the threads unless given.
+            in_flight: calls that run or wait before `submit` waits for room; twice the threads unless given,
+                and without a bound at ``sys.maxsize``.
             prepare: called first in each thread.
         """
         self._threads = threads

@@ -62,8 +62,11 @@ class Putter:
         """
         state = self.state
         directory, _, name = key.rpartition("/")
-        temporary = self._write_temporary(state, directory, name, views)
-        final = f"{self._root}/{key}"
+        parent = f"{self._root}/{directory}" if directory else self._root
+        temporary = self._write_temporary(
+            state, directory, f"{parent}/{state.temporaries.beside(name)}", views
+        )
+        final = f"{parent}/{name}"
         try:
             if if_absent:
                 self._create(key, temporary, final)
@@ -72,18 +75,18 @@ class Putter:
         except BaseException:
             discard(temporary)
             raise
-        crowded = state.dirty.mark(final[: -len(name) - 1])
+        crowded = state.dirty.mark(parent)
         if if_absent:
             self._make_durable(state, parents(self._root, directory), final)
         elif crowded:
             state.dirty.sync(parents(self._root, directory))
 
     def _write_temporary(
-        self, state: ProcessState, directory: str, name: str, views: Sequence[memoryview]
+        self, state: ProcessState, directory: str, path: str, views: Sequence[memoryview]
     ) -> str:
-        """A new file beside the final name that holds `views`, fsynced and closed; removed after an error."""
+        """A new file in `directory` that holds `views`, fsynced and closed; removed after an error."""
         large = sum(map(len, views)) >= DIRECT_FROM_BYTES
-        fd, path, direct = self._open_temporary(state, directory, name, large)
+        fd, direct = self._open_temporary(state, directory, path, large)
         try:
             try:
                 if not write_all(fd, views, direct=direct) and direct:
@@ -101,24 +104,22 @@ class Putter:
         return path
 
     def _open_temporary(
-        self, state: ProcessState, directory: str, name: str, large: bool
-    ) -> tuple[int, str, bool]:
-        """(descriptor, path, whether it is open with O_DIRECT); makes a missing directory."""
-        parent = f"{self._root}/{directory}" if directory else self._root
-        path = f"{parent}/{state.temporaries.beside(name)}"
+        self, state: ProcessState, directory: str, path: str, large: bool
+    ) -> tuple[int, bool]:
+        """(descriptor, whether it is open with O_DIRECT); makes a missing directory."""
+        parent = os.path.dirname(path)
         for _ in range(3):  # somebody may be removing empty directories while we make them
             try:
-                if directory not in state.known_directories:
-                    self.know_directory(directory)
+                self.know_directory(directory)
                 if large and self._direct_io and not _is_without_direct(state, parent):
                     try:
-                        return _sys.open(path, _FLAGS | _sys.O_DIRECT, 0o666), path, True
+                        return _sys.open(path, _FLAGS | _sys.O_DIRECT, 0o666), True
                     except OSError as error:
                         if not is_direct_error(error):
                             raise
                         state.devices_without_direct.add(_sys.stat(parent).st_dev)
                         discard(path)  # Linux creates the file before it refuses the flag
-                return _sys.open(path, _FLAGS, 0o666), path, False
+                return _sys.open(path, _FLAGS, 0o666), False
             except FileNotFoundError:
                 state.known_directories.clear()  # one that it lies in may be gone, too
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)

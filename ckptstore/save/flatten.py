@@ -115,7 +115,7 @@ class Flattener:
             number = found.places.index(0)
             arrays.check_memory(found.sources[number], found.leaves[number].path)
         plan = collector.plan(chunk_bytes)
-        storages, sizes = _storages([found.sources[leaf] for leaf in plan.viewed_leaves])
+        storages, sizes = _storages([found.sources[leaf] for leaf, _ in plan.viewed])
         if plan is not before or sizes != self._sizes:
             for leaf, source in zip(found.leaves, found.sources, strict=True):
                 if leaf.is_plain and leaf.boxes:

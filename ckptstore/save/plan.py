@@ -191,7 +191,7 @@ class Plan:
         rows: the leaf of each tensor, in layout order.
         may_differ: names of the leaves under `differing`.
         views: the memory of each box in layout order, where that holds its bytes as they are stored.
-        viewed: (leaf, box) of each view; `viewed_leaves`: the leaves alone.
+        viewed: (leaf, box) of each view.
     """
 
     leaves: list[SeenLeaf]
@@ -204,7 +204,6 @@ class Plan:
     may_differ: tuple[str, ...]
     views: tuple[memoryview | None, ...]
     viewed: list[tuple[int, int]]
-    viewed_leaves: list[int]
 
     @classmethod
     def of(cls, found: Found, chunk_bytes: int) -> Plan:
@@ -242,7 +241,6 @@ class Plan:
             may_differ=_under(found.differing, names, leaves),
             views=tuple(views),
             viewed=viewed,
-            viewed_leaves=[leaf for leaf, _ in viewed],
         )
 
     def moved(self, found: Found) -> Plan | None:

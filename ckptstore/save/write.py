@@ -261,14 +261,15 @@ class Writer:
             if len(own) == len(chunks.digests) and seen.keys().isdisjoint(own):
                 seen.update(own)
                 return chunks
+            worthwhile = set()
         new: list[int] = []
         for number, (row, digest) in enumerate(zip(chunks.rows, chunks.digests, strict=True)):
             if digest in seen:
                 repeats.append((row, seen[digest]))
                 continue
             seen[digest] = row
-            stored = None if worthwhile is None else self._index.chunk(digest)
-            if stored is not None and (not stored.in_pack or stored.key in (worthwhile or ())):
+            stored = self._index.chunk(digest)
+            if stored is not None and (not stored.in_pack or stored.key in worthwhile):
                 self.places.put(row, stored)
             else:
                 new.append(number)
