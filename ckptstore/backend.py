@@ -101,6 +101,8 @@ class Capabilities:
         local_path: the directory when objects are plain files of this host, else None.
         cheap_head: ``head`` costs so little that a save asks for every object it reuses; elsewhere it asks
             for a rotating sample.
+        put_batch: how many objects a save hands to one `put_many` where as many wait for a thread anyway; 1
+            where that gains nothing.
     """
 
     create_if_absent: bool
@@ -110,6 +112,7 @@ class Capabilities:
     concurrency: int
     local_path: str | None = None
     cheap_head: bool = True
+    put_batch: int = 1
 
 
 class Backend(abc.ABC):
@@ -164,6 +167,21 @@ class Backend(abc.ABC):
             ObjectExistsError: `if_absent` and something is there.
             OutOfSpaceError, PermissionDeniedError, BackendError: nothing was stored, as far as known.
         """
+
+    def put_many(self, objects: Sequence[tuple[str, Sequence[ReadableBuffer]]]) -> None:
+        """Stores several objects under different keys, each as `put` does without `if_absent`.
+
+        Optional: what is made here of :meth:`put` stores one after the other. Where each step is a wait, from
+        which a thread comes back with cold caches, all can take one step before the first takes the next.
+
+        Args:
+            objects: (key, buffers) of each.
+
+        Raises:
+            As :meth:`put`; then each of the objects is absent, or as before, or completely there.
+        """
+        for key, buffers in objects:
+            self.put(key, buffers)
 
     @abc.abstractmethod
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:

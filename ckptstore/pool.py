@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def cores() -> int:
@@ -52,12 +54,60 @@ class Budget:
                 self._changed.notify_all()
 
 
+class Gathered(Generic[T]):
+    """Things that wait for a pool's threads, which take several at once while many wait.
+
+    So what a call costs beside its work is paid once for several.
+    """
+
+    def __init__(self, pool: Pool, call: Callable[[Sequence[T]], object], most: int) -> None:
+        """`call` gets at least one and at most so many."""
+        self._pool = pool
+        self._call = call
+        self._most = most
+        self._waiting: collections.deque[T] = collections.deque()
+        self._takers = 0
+        self._lock = threading.Lock()
+
+    def add(self, things: Sequence[T]) -> None:
+        """More of them.
+
+        Raises:
+            The first error of the pool's: then nothing is taken any more.
+        """
+        if self._pool.error is not None:
+            raise self._pool.error
+        with self._lock:
+            self._waiting += things
+            more = min(len(things), self._pool.threads - self._takers)
+            self._takers += more
+        for _ in range(more):
+            self._pool.submit(self._take)
+
+    def _take(self) -> None:
+        while things := self._several():
+            self._call(things)
+
+    def _several(self) -> list[T]:
+        with self._lock:
+            share = 2 * len(self._waiting) // self._pool.threads
+            count = min(max(1, min(self._most, share)), len(self._waiting))
+            if not count or self._pool.is_ending:
+                self._takers -= 1
+                return []
+            return [self._waiting.popleft() for _ in range(count)]
+
+
 class Pool:
     """Runs calls in threads; after the first error nothing more is started and :meth:`drain` raises it.
 
     As a context, leaving it waits for what was submitted, or, after an error, for what runs. Its threads are
     its own and not those of concurrent.futures, which takes no more calls once the interpreter has begun to
     exit: a process that ends with a save under way finishes it.
+
+    Attributes:
+        threads: at most so many.
+        error: the first one of a call.
     """
 
     def __init__(
@@ -76,7 +126,7 @@ class Pool:
                 and without a bound at ``sys.maxsize``.
             prepare: called first in each thread.
         """
-        self._threads = threads
+        self.threads = threads
         self._name = name
         self._prepare = prepare
         # Handed over by queues in C: a thread that wakes with cold caches runs little Python until its call.
@@ -90,7 +140,7 @@ class Pool:
         self._workers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._all_ended = threading.Condition(self._lock)
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._given_up = False
 
     def submit(self, call: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -102,18 +152,24 @@ class Pool:
         if self._room is not None:
             self._room.get()  # comes after an error, too: those who wait are then passed over
         with self._lock:
-            if self._error is None:
-                self._add_worker_for(self._unended + 1)
+            if self.error is None:
+                if len(self._workers) < self.threads:
+                    self._add_worker_for(self._unended + 1)
                 # In this order: a Ctrl-C between the two is not waited for without end.
                 self._calls.put((call, args, kwargs))
                 self._unended += 1
                 return
         self._give_room()
-        raise self._error
+        raise self.error
+
+    @property
+    def is_ending(self) -> bool:
+        """Nothing more is begun: after an error, or when leaving the context early."""
+        return self.error is not None or self._given_up
 
     def _add_worker_for(self, calls: int) -> None:
         """One more thread, if each of those that there are may have a call and another is allowed."""
-        if not len(self._workers) < min(calls, self._threads):
+        if len(self._workers) >= calls:
             return
         worker = threading.Thread(target=self._work, name=f"{self._name}-{len(self._workers)}", daemon=True)
         try:
@@ -121,7 +177,7 @@ class Pool:
         except RuntimeError:  # the system has no more threads, or the interpreter is shutting down
             if not self._workers:
                 raise
-            self._threads = len(self._workers)
+            self.threads = len(self._workers)
             return
         self._workers.append(worker)
 
@@ -132,13 +188,13 @@ class Pool:
             call, args, kwargs = job
             error: BaseException | None = None
             try:
-                if self._error is None and not self._given_up:
+                if not self.is_ending:
                     call(*args, **kwargs)
             except BaseException as caught:  # noqa: BLE001 - handed to whoever drains
                 error = caught
             del job, call, args, kwargs  # they may hold buffers
             with self._lock:
-                self._error = self._error or error
+                self.error = self.error or error
                 self._unended -= 1
                 if self._unended <= 0:
                     self._all_ended.notify_all()
@@ -152,8 +208,8 @@ class Pool:
         """Waits until nothing is in flight; raises the first error."""
         with self._lock:
             self._all_ended.wait_for(lambda: self._unended <= 0)
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
 
     def __enter__(self) -> Pool:
         return self

@@ -12,19 +12,25 @@ import pytest
 class InlinePool:
     """A :class:`ckptstore.pool.Pool` that makes each call as it is submitted."""
 
+    threads = 1
+
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        return self.error is not None
 
     def submit(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        if self._error is None:
+        if self.error is None:
             try:
                 call(*args, **kwargs)
             except BaseException as error:
-                self._error = error
+                self.error = error
 
     def drain(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def __enter__(self) -> InlinePool:
         return self

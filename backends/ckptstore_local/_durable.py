@@ -14,7 +14,7 @@ from ckptstore_local import _sys
 MAX_DIRTY = 1024
 """More than this many are never left for `sync`: a put then syncs its own directory."""
 
-SYNC_THREADS = 8
+SYNC_THREADS = 4
 
 _CANNOT_SYNC_DIRECTORIES = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
@@ -48,11 +48,11 @@ class DirtyDirectories:
         self._changes: dict[str, int] = {}
         self._clock = 0
 
-    def mark(self, path: str) -> bool:
-        """Notes a change in `path`; True when so many are waiting that the caller should sync it itself."""
+    def mark(self, paths: Iterable[str]) -> bool:
+        """Notes changes in `paths`; True when so many are waiting that the caller should sync them itself."""
         with self._lock:
             self._clock += 1
-            self._changes[path] = self._clock
+            self._changes.update(dict.fromkeys(paths, self._clock))
             return len(self._changes) > MAX_DIRTY
 
     def waiting(self) -> list[str]:

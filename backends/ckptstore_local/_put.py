@@ -12,7 +12,7 @@ from ckptstore_local import _sys
 from ckptstore_local._aligned import is_direct_error
 from ckptstore_local._durable import DirtyDirectories
 from ckptstore_local._tree import TemporaryNames, make_directory, parents
-from ckptstore_local._write import DIRECT_FROM_BYTES, write_all
+from ckptstore_local._write import DIRECT_FROM_BYTES, NewFile, write_files
 
 logger = logging.getLogger(__name__)
 
@@ -53,76 +53,85 @@ class Putter:
         # setdefault: two threads that come first at once must agree on one.
         return self._states.get(pid) or self._states.setdefault(pid, ProcessState())
 
-    def put(self, key: str, views: Sequence[memoryview], *, if_absent: bool) -> None:
-        """Stores `views` under `key`, all or nothing.
+    def put(self, objects: Sequence[tuple[str, Sequence[memoryview]]], *, if_absent: bool) -> None:
+        """Stores the views of each under its key, all or nothing of each.
 
         Raises:
             ObjectExistsError: `if_absent` and something is there.
-            OSError: nothing was stored, as far as known.
+            OSError: of each, all or nothing was stored, as far as known.
         """
         state = self.state
-        directory, _, name = key.rpartition("/")
-        parent = f"{self._root}/{directory}" if directory else self._root
-        temporary = self._write_temporary(
-            state, directory, f"{parent}/{state.temporaries.beside(name)}", views
-        )
-        final = f"{parent}/{name}"
+        files = []
+        for key, views in objects:
+            directory, _, name = key.rpartition("/")
+            parent = f"{self._root}/{directory}" if directory else self._root
+            temporary = f"{parent}/{state.temporaries.beside(name)}"
+            files.append(NewFile(directory, parent, temporary, f"{parent}/{name}", views))
+        self._write_temporaries(state, files)
+        named = 0
         try:
-            if if_absent:
-                self._create(key, temporary, final)
-            else:
-                _sys.rename(temporary, final)
+            for file, (key, _) in zip(files, objects, strict=True):
+                if if_absent:
+                    self._create(key, file.temporary, file.final)
+                else:
+                    _sys.rename(file.temporary, file.final)
+                named += 1
         except BaseException:
-            discard(temporary)
+            for file in files[named:]:
+                discard(file.temporary)
             raise
-        crowded = state.dirty.mark(parent)
-        if if_absent:
-            self._make_durable(state, parents(self._root, directory), final)
-        elif crowded:
-            state.dirty.sync(parents(self._root, directory))
+        finally:
+            crowded = state.dirty.mark([file.parent for file in files[:named]])
+        for file in files:
+            if if_absent:
+                self._make_durable(state, parents(self._root, file.directory), file.final)
+            elif crowded:
+                state.dirty.sync(parents(self._root, file.directory))
 
-    def _write_temporary(
-        self, state: ProcessState, directory: str, path: str, views: Sequence[memoryview]
-    ) -> str:
-        """A new file in `directory` that holds `views`, fsynced and closed; removed after an error."""
-        large = sum(map(len, views)) >= DIRECT_FROM_BYTES
-        fd, direct = self._open_temporary(state, directory, path, large)
+    def _write_temporaries(self, state: ProcessState, files: Sequence[NewFile]) -> None:
+        """New files that hold their views, fsynced and closed; after an error none is left."""
+        made = []
         try:
-            try:
-                if not write_all(fd, views, direct=direct) and direct:
-                    state.devices_without_direct.add(_sys.fstat(fd).st_dev)
+            for file in files:
+                self._open_temporary(state, file)
+                made.append(file)
+            for file in write_files(files):
+                state.devices_without_direct.add(_sys.fstat(file.fd).st_dev)
+            for file in files:
                 # After a failure of this the file is thrown away, never synced again: the kernel may have
                 # dropped the pages that it could not write, and a second fsync would call that success.
-                _sys.fsync(fd)
-            except BaseException:
-                close_anyway(fd)
-                raise
-            _sys.close(fd)
+                _sys.fsync(file.fd)
+            for file in files:
+                fd, file.fd = file.fd, -1
+                _sys.close(fd)
         except BaseException:
-            discard(path)
+            for file in made:
+                if file.fd >= 0:
+                    close_anyway(file.fd)
+                discard(file.temporary)
             raise
-        return path
 
-    def _open_temporary(
-        self, state: ProcessState, directory: str, path: str, large: bool
-    ) -> tuple[int, bool]:
-        """(descriptor, whether it is open with O_DIRECT); makes a missing directory."""
-        parent = os.path.dirname(path)
+    def _open_temporary(self, state: ProcessState, file: NewFile) -> None:
+        """Opens it, with O_DIRECT if it is large and that works there; makes a missing directory."""
+        large = self._direct_io and sum(map(len, file.views)) >= DIRECT_FROM_BYTES
         for _ in range(3):  # somebody may be removing empty directories while we make them
             try:
-                self.know_directory(directory)
-                if large and self._direct_io and not _is_without_direct(state, parent):
+                if file.directory not in state.known_directories:
+                    self.know_directory(file.directory)
+                if large and not (state.devices_without_direct and _is_without_direct(state, file.parent)):
                     try:
-                        return _sys.open(path, _FLAGS | _sys.O_DIRECT, 0o666), True
+                        file.fd, file.direct = _sys.open(file.temporary, _FLAGS | _sys.O_DIRECT, 0o666), True
+                        return
                     except OSError as error:
                         if not is_direct_error(error):
                             raise
-                        state.devices_without_direct.add(_sys.stat(parent).st_dev)
-                        discard(path)  # Linux creates the file before it refuses the flag
-                return _sys.open(path, _FLAGS, 0o666), False
+                        state.devices_without_direct.add(_sys.stat(file.parent).st_dev)
+                        discard(file.temporary)  # Linux creates the file before it refuses the flag
+                file.fd = _sys.open(file.temporary, _FLAGS, 0o666)
+                return
             except FileNotFoundError:
                 state.known_directories.clear()  # one that it lies in may be gone, too
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.parent)
 
     def _create(self, key: str, temporary: str, final: str) -> None:
         """Gives the file its final name if that is free, in one step."""
@@ -181,7 +190,7 @@ class Putter:
             self.know_directory(above)
             make_directory(self._root, directory)
             # Another process may have made it and not have synced yet, so its name counts as ours to sync.
-            state.dirty.mark(f"{self._root}/{above}" if above else self._root)
+            state.dirty.mark([f"{self._root}/{above}" if above else self._root])
         else:
             _sys.stat(self._root)
         if len(state.known_directories) >= 8192:
@@ -190,8 +199,7 @@ class Putter:
 
 
 def _is_without_direct(state: ProcessState, parent: str) -> bool:
-    without = state.devices_without_direct
-    return bool(without) and _sys.stat(parent).st_dev in without
+    return _sys.stat(parent).st_dev in state.devices_without_direct
 
 
 def discard(path: str) -> None:

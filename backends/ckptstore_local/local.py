@@ -128,6 +128,7 @@ class LocalBackend(Backend):
             part_bytes=16 << 20,
             concurrency=4,
             local_path=self._root,
+            put_batch=8,
         )
 
     # --- the root ------------------------------------------------------------------------------
@@ -173,17 +174,29 @@ class LocalBackend(Backend):
         After an error the object is absent or as before. If only making the new *name* durable failed,
         a created object is taken away again; should that fail too, it may be there until a power failure.
         """
-        check_key(key)
+        self._put([(key, buffers)], if_absent)
+
+    def put_many(self, objects: Sequence[tuple[str, Sequence[ReadableBuffer]]]) -> None:
+        """Stores each as one file: all are written, then all fsynced, then each gets its name.
+
+        After an error each is absent, or as before, or completely there.
+        """
+        self._put(objects, False)
+
+    def _put(self, objects: Sequence[tuple[str, Sequence[ReadableBuffer]]], if_absent: bool) -> None:
+        given = []
+        for key, buffers in objects:
+            check_key(key)
+            try:
+                given.append((key, as_views(buffers)))
+            except TypeError as error:
+                raise BackendError(f"put {key!r}: a buffer is not contiguous") from error
         try:
-            views = as_views(buffers)
-        except TypeError as error:
-            raise BackendError(f"put {key!r}: a buffer is not contiguous") from error
-        try:
-            self._putter.put(key, views, if_absent=if_absent)
+            self._putter.put(given, if_absent=if_absent)
         except BackendError:  # which is an OSError, too
             raise
         except OSError as error:
-            raise self._failure(error, "put", key) from error
+            raise self._failure(error, "put", ", ".join(key for key, _ in objects)) from error
 
     def sync(self) -> None:
         """Makes the names of all objects put by this process durable; their bytes are since `put`.
@@ -315,7 +328,7 @@ class LocalBackend(Backend):
             with self._mapped("delete", key):
                 path = self._path(key)
                 _sys.unlink(path)
-                self._putter.state.dirty.mark(os.path.dirname(path))
+                self._putter.state.dirty.mark([os.path.dirname(path)])
         except ObjectNotFoundError:
             return None
         except BackendError as error:

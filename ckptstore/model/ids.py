@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NewType, cast
 
 import blake3
@@ -25,8 +25,9 @@ MAX_STEP = 2**63 - 1
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _ATTEMPT = re.compile(r"([0-9A-HJKMNP-TV-Z]{26})-(-?[0-9]{1,19})-([0-9]{1,10})")
 _OBJECT_KEY = re.compile(
-    r"(chunks|packs)/([0-9a-f]{2})/([0-9a-f]{64})\.([0-9A-HJKMNP-TV-Z]{26}-(?:-?[0-9]{1,19})-[0-9]{1,10})\.([0-9]{1,10})"
+    r"(chunks|packs)/([0-9a-f]{2})/(\2[0-9a-f]{62})\.([0-9A-HJKMNP-TV-Z]{26}-(?:-?[0-9]{1,19})-[0-9]{1,10})\.([0-9]{1,10})"
 )
+_OBJECT_KEYS = re.compile(rf"^{_OBJECT_KEY.pattern}$", re.MULTILINE)
 _SLUG_DROP = re.compile(r"[^a-z0-9]+")
 _finish = cast(Callable[[Any], Digest], blake3.blake3.digest)
 
@@ -140,7 +141,7 @@ class ObjectName:
     def parse(cls, key: str) -> ObjectName:
         """Reads a key back; raises ValueError when it is not one of ours."""
         match = _OBJECT_KEY.fullmatch(key)
-        if match is None or match[2] != match[3][:2]:
+        if match is None:
             raise ValueError(f"not an object key: {key[:120]!r}")
         return cls(match[1] == "packs", Digest(bytes.fromhex(match[3])), match[4], int(match[5]))
 
@@ -148,3 +149,21 @@ class ObjectName:
     def key(self) -> str:
         make = pack_key if self.is_pack else chunk_key
         return make(self.digest, self.attempt, self.rank)
+
+
+def split_object_keys(keys: Sequence[str]) -> tuple[list[bool], bytes, list[str], list[int]]:
+    """As of :meth:`ObjectName.parse`, of many: whether each is a pack, digests end to end, attempts, ranks.
+
+    Raises:
+        ValueError: one is not one of ours.
+    """
+    found = _OBJECT_KEYS.findall("\n".join(keys))
+    if len(found) != len(keys):
+        for key in keys:
+            ObjectName.parse(key)
+        raise ValueError("a key has more than one line")
+    if not found:
+        return [], b"", [], []
+    kinds, _, digests, attempts, ranks = zip(*found, strict=True)
+    is_pack = [kind == "packs" for kind in kinds]
+    return is_pack, bytes.fromhex("".join(digests)), list(attempts), list(map(int, ranks))

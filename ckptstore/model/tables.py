@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ckptstore.errors import DocumentError
 from ckptstore.model import columns, key_order
-from ckptstore.model.ids import DIGEST_BYTES, Attempt, Digest, ObjectName
+from ckptstore.model.ids import DIGEST_BYTES, Attempt, Digest, ObjectName, split_object_keys
 from ckptstore.model.layout import Layout
 
 CODEC_RAW = 0
@@ -127,15 +127,15 @@ class KeyList:
     def of(cls, sizes: Mapping[str, int]) -> KeyList:
         """From key -> bytes."""
         keys = tuple(sorted(sizes))
-        parsed = [ObjectName.parse(key) for key in keys]
-        attempts = tuple(sorted({name.attempt for name in parsed}))
-        number = {attempt: i for i, attempt in enumerate(attempts)}
+        is_pack, digests, attempt, rank = split_object_keys(keys)
+        attempts = tuple(sorted(set(attempt)))
+        number = {name: i for i, name in enumerate(attempts)}
         made = cls(
-            Digests.of([name.digest for name in parsed]).array,
-            np.array([name.is_pack for name in parsed], bool),
-            np.array([number[name.attempt] for name in parsed], np.int64),
+            np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES),
+            np.array(is_pack, bool),
+            np.array([number[name] for name in attempt], np.int64),
             attempts,
-            np.array([name.rank for name in parsed], np.int64),
+            np.array(rank, np.int64),
             np.array([sizes[key] for key in keys], np.int64),
         )
         made.__dict__["keys"] = keys

@@ -64,9 +64,13 @@ class Places:
         """Puts everything into the columns."""
         if self._single:
             rows = [row for row, _ in self._single]
-            self._object[rows] = [self._number(place.key, place.object_bytes) for _, place in self._single]
-            self._offset[rows] = [place.offset for _, place in self._single]
-            self._length[rows] = [place.length for _, place in self._single]
+            places = [place for _, place in self._single]
+            new = {place.key: place.object_bytes for place in places if place.key not in self._numbers}
+            self._numbers.update(zip(new, range(len(self._sizes), len(self._sizes) + len(new)), strict=True))
+            self._sizes += new.values()
+            self._object[rows] = [self._numbers[place.key] for place in places]
+            self._offset[rows] = [place.offset for place in places]
+            self._length[rows] = [place.length for place in places]
             self._single.clear()
         if self._repeats:
             rows, originals = map(list, zip(*self._repeats, strict=True))

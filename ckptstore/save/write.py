@@ -9,11 +9,12 @@ import operator
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from ckptstore.backend import Backend
 from ckptstore.model.ids import Digest, chunk_key, digest_of, digests_of, pack_key
 from ckptstore.model.layout import Layout
-from ckptstore.pool import Budget, Pool, cores, default_threads
+from ckptstore.pool import Budget, Gathered, Pool, cores, default_threads
 from ckptstore.save.cut import Bundle, Cut, Piece
 from ckptstore.save.lane import step_back
 from ckptstore.save.limits import Limits
@@ -28,6 +29,9 @@ _HASH_BATCH_BYTES = 4 << 20
 _TINY_BYTES = 64 << 10
 _AHEAD = 4
 """So many large chunks are begun before the small ones are hashed."""
+
+_HASHED_AT_ONCE = 4
+"""So many large chunks are hashed before they are handed on, while there are many."""
 
 _FETCH_BYTES = 64 << 20
 """What lazy arrays may hold fetched at once, over all threads (or one chunk or pack, if that is more)."""
@@ -46,7 +50,7 @@ def write_chunks(tier: Tier, index: ReuseIndex, rank: int, work: Work) -> Writer
         puts = pool(threads, "ckptstore-save")
         # Flushes of files join, so that those who write go in step, all of them waiting for the disk or none:
         # hashing in the same threads would leave the disk idle meanwhile.
-        hashes = pool(min(cores(), threads), "ckptstore-hash") if threads > 1 else puts
+        hashes = pool(min(cores(), threads), "ckptstore-hash")
         writer = Writer(
             tier.backend, (hashes, puts), index, str(work.attempt), rank, work.flat.layout, work.progress
         )
@@ -125,7 +129,7 @@ class Writer:
         progress: Progress,
     ) -> None:
         self._backend = backend
-        self._hashes, self._puts = pools  # they may be one
+        self._hashes, self._puts = pools
         self._index = index
         self._attempt = attempt
         self._rank = rank
@@ -137,6 +141,8 @@ class Writer:
         self._placed: dict[Digest, Stored] = {}
         self._lock = threading.Lock()
         self._fetching = Budget(_FETCH_BYTES)
+        self._to_hash = Gathered(self._hashes, self._hash_large, _HASHED_AT_ONCE)
+        self._to_put = Gathered(self._puts, self._put_large, backend.capabilities.put_batch)
 
     def write(self, pieces: Iterable[Cut]) -> None:
         """Hashes what it must; puts what cannot be reused. Called once, or again with further pieces."""
@@ -165,11 +171,10 @@ class Writer:
 
         # The disk gets to write at once, and packs are known soon: a long one would be late as the last.
         for piece in large[:_AHEAD]:
-            self._submit_large(piece)
+            self._hashes.submit(self._hash_large, [piece])
         for batch in batches:
             self._hashes.submit(hash_small, batch)
-        for piece in large[_AHEAD:]:
-            self._submit_large(piece)
+        self._to_hash.add(large[_AHEAD:])
         for batch in _batches(compare, _HASH_BATCH_BYTES):
             self._hashes.submit(self._hash_batch, batch)
         self._hashes.drain()
@@ -178,35 +183,37 @@ class Writer:
 
     # --- large chunks, one object each --------------------------------------------------------
 
-    def _submit_large(self, piece: Piece) -> None:
-        if piece.source is None:
-            self._hashes.submit(self._hash_large, piece, piece.data())
-        else:
-            self._hashes.submit(self._put_fetched, piece)
-
-    def _put_fetched(self, piece: Piece) -> None:
-        with self._fetching.hold(piece.nbytes):
-            data = piece.data()
-            self._put_large(piece, data, digest_of(data))
-
-    def _hash_large(self, piece: Piece, data: memoryview) -> None:
-        # All else is left to those who wait for the disk anyway. Who has hashed megabytes finds caches
+    def _hash_large(self, pieces: Sequence[Piece]) -> None:
+        # All but hashing is left to those who wait for the disk anyway. Who has hashed megabytes finds caches
         # empty: a few lines of Python take there as long as hashing 200 KiB.
-        self._puts.submit(self._put_large, piece, data, digest_of(data))
+        data = [piece.view for piece in pieces]
+        if None not in data:
+            views = cast(list[memoryview], data)
+            self._to_put.add(list(zip(pieces, views, digests_of(views), strict=True)))
+            return
+        for piece in pieces:
+            with self._fetching.hold(piece.nbytes if piece.source is not None else 0):
+                fetched = piece.data()
+                self._put_large([(piece, fetched, digest_of(fetched))])
 
-    def _put_large(self, piece: Piece, data: memoryview, digest: Digest) -> None:
-        """Finds where a chunk is or is to be, and puts it there if it must be."""
-        self.digests[piece.row] = digest
-        found = self._index.chunk(digest)
-        if found is None or found.in_pack:
-            mine = Stored(chunk_key(digest, self._attempt, self._rank), len(data), 0, len(data))
-            with self._lock:
-                # Equal content twice in one state: the first to come writes it.
-                found = self._placed.setdefault(digest, mine)
-            if found is mine:
-                self._backend.put(mine.key, [data])
-        self.places.put(piece.row, found)
-        self._progress.add(piece.nbytes)
+    def _put_large(self, hashed: Sequence[tuple[Piece, memoryview, Digest]]) -> None:
+        """Finds where chunks are or are to be, and puts them there if they must be."""
+        new = []
+        is_known = self._index.knows_any([digest for _, _, digest in hashed])
+        for piece, data, digest in hashed:
+            self.digests[piece.row] = digest
+            found = self._index.chunk(digest) if is_known else None
+            if found is None or found.in_pack:
+                mine = Stored(chunk_key(digest, self._attempt, self._rank), len(data), 0, len(data))
+                with self._lock:
+                    # Equal content twice in one state: the first to come writes it.
+                    found = self._placed.setdefault(digest, mine)
+                if found is mine:
+                    new.append((mine.key, [data]))
+            self.places.put(piece.row, found)
+        if new:
+            self._backend.put_many(new)
+        self._progress.add(sum([piece.nbytes for piece, _, _ in hashed]))
 
     # --- small chunks, in packs ---------------------------------------------------------------
 

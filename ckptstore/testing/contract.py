@@ -235,6 +235,31 @@ class BackendContract:
             assert backend.get("a/b", max_bytes=MIB) == pattern(size, size)
             assert [info.size_bytes for info in backend.list("a/")] == [size]
 
+    @pytest.mark.parametrize("count", [0, 1, 2, 9])
+    def test_put_many_stores_each_under_its_key(self, backend: Backend, count: int) -> None:
+        memory = bytearray(pattern(3 * MIB))
+        held = memoryview(memory)
+        objects: dict[str, list[ReadableBuffer]] = {"a/none": [], "b/last": [b"1", held[5:MIB]]}
+        objects |= {f"{'ab'[n % 2]}/{n}": [held[n * 4096 : (n + n % 3) * 262_144 + 4096]] for n in range(7)}
+        some = list(objects.items())[:count]
+        backend.put_many(some)
+        wanted = {key: b"".join(buffers) for key, buffers in some}
+        memory[:] = bytes(3 * MIB)
+        assert {info.key: info.size_bytes for info in backend.list("")} == {
+            key: len(content) for key, content in wanted.items()
+        }
+        for key, content in wanted.items():
+            assert backend.get(key, max_bytes=3 * MIB) == content
+        backend.put_many([(key, [b"other"]) for key in wanted])
+        assert all(backend.get(key, max_bytes=5) == b"other" for key in wanted)
+        backend.sync()
+
+    def test_put_many_with_an_invalid_key_stores_no_part_of_an_object(self, backend: Backend) -> None:
+        with pytest.raises(BackendError) as caught:
+            backend.put_many([("a/b", [b"1"]), ("a/../b", [b"2"]), ("a/c", [b"3"])])
+        assert not caught.value.transient
+        assert {info.key for info in backend.list("")} <= {"a/b", "a/c"}
+
     @pytest.mark.parametrize("key", GOOD_KEYS)
     def test_every_valid_key_works(self, backend: Backend, key: str) -> None:
         backend.put(key, [b"1"])

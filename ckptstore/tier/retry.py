@@ -148,6 +148,11 @@ class RetryingBackend(Backend):
         """Stores an object; repeated whole after transient errors."""
         self._retry("put", key, functools.partial(self.inner.put, key, buffers, if_absent=if_absent))
 
+    def put_many(self, objects: Sequence[tuple[str, Sequence[ReadableBuffer]]]) -> None:
+        """Stores objects; all of them are repeated after transient errors."""
+        if objects:
+            self._retry("put_many", objects[0][0], functools.partial(self.inner.put_many, objects))
+
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Reads a range; repeated whole after transient errors."""
         self._retry("read_into", key, lambda: self.inner.read_into(key, offset, buffer))
@@ -212,19 +217,17 @@ class RetryingBackend(Backend):
     # --- helpers -------------------------------------------------------------------------------
 
     def _retry(self, operation: str, key: str, call: Callable[[], T]) -> T:
-        mark = self._slow_down.mark()
-        if mark is None or _hurry.seconds is not None:
+        if self._slow_down.has_refused or _hurry.seconds is not None:
             return self._go_on(_Tries(self, operation, key), call)
         # Nearly always nobody has to wait and nothing fails: then nothing is noted for a second try.
         try:
             result = call()
         except BackendError as error:
-            tries = _Tries(self, operation, key, mark)
+            tries = _Tries(self, operation, key)
             if not tries.may_repeat(error):
                 raise
         else:
             self.answers += 1
-            self._slow_down.answered(mark)
             return result
         return self._go_on(tries, call)
 
@@ -277,8 +280,8 @@ class RetryingBackend(Backend):
 class _Tries:
     """The tries of one operation: counts them, waits between them, says when it is enough."""
 
-    def __init__(self, backend: RetryingBackend, operation: str, key: str, mark: int = 0) -> None:
-        """Of an operation that has not begun, or has with `mark` and failed."""
+    def __init__(self, backend: RetryingBackend, operation: str, key: str) -> None:
+        """Of an operation that has not begun, or had begun before the place asked for patience."""
         self._backend = backend
         self._operation = operation
         self._key = key
@@ -286,7 +289,7 @@ class _Tries:
         self._refused_at: float | None = None
         self._waited = 0.0
         self._slow_down = backend._slow_down
-        self._mark = mark
+        self._mark = 0
         self._hurry = _hurry.seconds
         self._began = 0.0 if self._hurry is None else backend._monotonic()
 

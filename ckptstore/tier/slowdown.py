@@ -43,17 +43,16 @@ class SlowDown:
         self._pause_seconds = 0.0
         self._until = self._monotonic()
         self._refusals = 0
-        self._may_hold = False  # without a look at the clock: whether the common time may be yet to come
 
     @property
     def pause_seconds(self) -> float:
         """How long the last pause was, before jitter; 0.0 when nobody has to wait."""
         return self._pause_seconds
 
-    def mark(self) -> int | None:
-        """As of :meth:`wait`, where nobody has to wait, as nearly always; None where somebody may have to."""
-        refusals = self._refusals  # first: a refusal that comes between the two counts from then on
-        return None if self._may_hold else refusals
+    @property
+    def has_refused(self) -> bool:
+        """Whether the place has ever asked for patience; the mark of a request before that is 0."""
+        return self._refusals > 0
 
     def wait(self, most_seconds: float) -> tuple[int, float]:
         """Waits for the common time.
@@ -69,8 +68,6 @@ class SlowDown:
             left = self._until - self._monotonic()
             if left > 0:
                 left += self._pause_seconds * self._random() / 4
-            else:
-                self._may_hold = False
         if left <= 0:
             return mark, 0.0
         seconds = min(left, most_seconds)
@@ -83,7 +80,6 @@ class SlowDown:
             if mark != self._refusals:
                 return False
             self._refusals += 1
-            self._may_hold = True
             began = not self._pause_seconds
             doubled = max(2 * self._pause_seconds, FIRST_PAUSE_SECONDS)
             self._pause_seconds = min(doubled, MAX_PAUSE_SECONDS)

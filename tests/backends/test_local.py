@@ -28,6 +28,7 @@ from ckptstore.errors import (
     PermissionDeniedError,
     UsageError,
 )
+from ckptstore.memory import pages
 from ckptstore.testing import BackendContract
 from ckptstore_local import LocalBackend, _durable, _sys, _tree, _write
 
@@ -120,6 +121,48 @@ def test_eio_leaves_no_object_and_the_next_put_is_good(backend, monkeypatch, cal
     backend.put("a/b", [b"y" * size], if_absent=if_absent)
     backend.sync()
     assert backend.get("a/b", max_bytes=size) == b"y" * size
+
+
+@pytest.mark.parametrize("strike", range(4))
+@pytest.mark.parametrize("size", [10, LARGE])
+@pytest.mark.parametrize("call", ["open", "pwrite", "fsync", "close", "rename"])
+def test_of_objects_put_together_each_is_as_before_or_whole(backend, root, monkeypatch, call, size, strike):
+    names = [f"{letter}/x" for letter in "abcd"]
+    backend.put_many([(key, [b"former"]) for key in names])
+    descriptors = len(os.listdir("/proc/self/fd"))
+    turns = itertools.count()
+    strikes = failing(
+        call,
+        errno.EIO,
+        monkeypatch,
+        when=lambda first, *_: (isinstance(first, str) or is_file_fd(first)) and next(turns) == strike,
+    )
+    with pytest.raises(BackendError) as caught:
+        backend.put_many([(key, [key.encode() * size]) for key in names])
+    assert all(word in str(caught.value) for word in ("put", *names, "EIO"))
+    new = names[:strike] if call == "rename" else []
+    for key in names:
+        assert backend.get(key, max_bytes=3 * size + 6) == (key.encode() * size if key in new else b"former")
+    assert files(root) == names, "no temporary is left"
+    if call == "close":  # it was not made
+        os.close(strikes[0][0])
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert {f"{root}/{key[0]}" for key in new} <= set(backend._putter.state.dirty.waiting())
+
+
+def test_of_objects_put_together_all_are_fsynced_before_the_first_is_named(backend, monkeypatch):
+    events = []
+    for name in ("open", "pwrite", "fsync", "close", "rename"):
+        real = getattr(_sys, name)
+
+        def call(*args, name=name, real=real):
+            events.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(_sys, name, call)
+    backend.put_many([("a/x", [b"1"]), ("b/y", [bytes(LARGE)]), ("a/z", [b"3"])])
+    assert [name for name, _ in itertools.groupby(events)] == ["open", "pwrite", "fsync", "close", "rename"]
+    assert events.count("fsync") == events.count("rename") == 3
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync", "close", "rename"])
@@ -435,6 +478,24 @@ class TestDirect:
         backend.put("a/1", [content])
         assert flags[-1] is False
         assert backend.get("a/0", max_bytes=LARGE) == backend.get("a/1", max_bytes=LARGE) == content
+
+    @pytest.mark.parametrize("taken", [4096, 4097, 5 * 4096 + 7])
+    def test_an_aligned_buffer_that_is_taken_in_part_is_written_whole(self, backend, monkeypatch, taken):
+        size = 74 * 4096
+        content = pages(size)
+        content[:] = os.urandom(size)
+        real, calls = _sys.pwrite, []
+
+        def pwrite(fd, view, offset):
+            calls.append(len(view))
+            return real(fd, bytes(view[:taken]), offset) if len(calls) == 1 else real(fd, view, offset)
+
+        monkeypatch.setattr(_sys, "pwrite", pwrite)
+        monkeypatch.setattr(_sys, "O_DIRECT", 0)  # the part that is taken need not be aligned
+        backend.put_many([("a/0", [content]), ("a/1", [content])])
+        assert calls[0] == size
+        for key in ("a/0", "a/1"):
+            assert backend.get(key, max_bytes=size) == content[:]
 
     def test_einval_through_the_page_cache_is_an_error(self, root, monkeypatch):
         backend = LocalBackend(root, direct_io=False)

@@ -94,6 +94,15 @@ def test_sync_is_never_retried(faulty, retrying, sleeps):
     assert (sleeps, ops(faulty)) == ([], ["sync"])
 
 
+def test_objects_put_together_are_repeated_together(memory, faulty, retrying, sleeps):
+    faulty.script.append(Fault("error", op="put", key="b"))
+    retrying.put_many([("a", [b"1"]), ("b", [b"2"])])
+    assert [(call.op, call.key) for call in faulty.log] == [("put", "a"), ("put", "b")] * 2
+    assert (memory.get("a", max_bytes=1), memory.get("b", max_bytes=1)) == (b"1", b"2")
+    retrying.put_many([])
+    assert len(sleeps) == 1
+
+
 def test_read_into_is_repeated_whole(memory, faulty, retrying):
     memory.put("a", [b"0123456789"])
     faulty.script.append(Fault("error_after", op="read_into"))

@@ -100,17 +100,14 @@ def test_no_wait_is_longer_than_asked(pace, clock):
     assert pace.wait(0.01) == (1, 0.01)
 
 
-def test_a_mark_is_given_without_a_look_at_the_clock_only_while_nobody_may_have_to_wait(pace, clock):
-    assert pace.mark() == 0
+def test_who_has_refused_once_is_asked_with_a_look_at_the_clock_from_then_on(pace, clock):
+    assert not pace.has_refused
     pace.refused(0)
-    assert pace.mark() is None
-    pace.answered(1)
-    pace.answered(1)
-    assert pace.mark() is None, "the common time stands, whatever has gone well since"
+    assert pace.has_refused
     clock.now += 60.0
-    mark, waited = pace.wait(9.0)
-    assert (mark, waited) == (1, 0.0)
-    assert pace.mark() == 1
+    assert pace.wait(9.0) == (1, 0.0)
+    pace.answered(1)
+    assert pace.has_refused
 
 
 # --- the wrapper ------------------------------------------------------------------------------
