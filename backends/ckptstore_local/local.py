@@ -196,7 +196,8 @@ class LocalBackend(Backend):
         except BackendError:  # which is an OSError, too
             raise
         except OSError as error:
-            raise self._failure(error, "put", ", ".join(key for key, _ in objects)) from error
+            named = objects[0][0] if len(objects) == 1 else f"{objects[0][0]} and {len(objects) - 1} more"
+            raise self._failure(error, "put", named) from error
 
     def sync(self) -> None:
         """Makes the names of all objects put by this process durable; their bytes are since `put`.

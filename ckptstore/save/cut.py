@@ -106,10 +106,9 @@ class Bundle:
         Do not keep them: ten thousand more objects set off the collector of garbage.
         """
         if self.memory is None:
-            yield from self.views
-            return
-        for size, end in zip(self.sizes, itertools.accumulate(self.sizes), strict=True):
-            yield self.memory[end - size : end]
+            return iter(self.views)
+        ends = list(itertools.accumulate(self.sizes))
+        return map(self.memory.__getitem__, map(slice, [0, *ends[:-1]], ends))
 
     def settle(self, memory: memoryview) -> None:
         """As of a piece."""

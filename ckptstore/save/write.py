@@ -98,7 +98,7 @@ class _Chunks:
         """What holds their bytes, and nothing else."""
         start = 0
         for piece, group in itertools.groupby(self.holders):
-            end = start + sum(1 for _ in group)
+            end = start + len(list(group))
             if isinstance(piece, Bundle) and end - start < len(piece.sizes):
                 views = list(piece.parts())
                 yield from [views[i] for i in self.at[start:end]]
