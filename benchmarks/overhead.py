@@ -55,6 +55,7 @@ _SHOWN_LINES = 12
 _CLOCK_CALLS = 2000
 _LITTLE_BYTES = 64 << 10
 _SAMPLED = 16
+_LEAST_PAIRS = 10  # of the calls alone: what a clock takes there is a small difference
 _TURNS = 200_000
 KINDS = ("hash", "read", "write", "files", "copy", "sqlite")
 # Where the library finds the function, as `module`, `name`, and which kind of work it is.
@@ -103,12 +104,17 @@ class Sample:
     blocked_seconds: float
     background_cpu_seconds: float
     cpu_seconds: dict[str, float]
+    clocked: int
     clock_seconds: float
-    """What the clocks around the calls took, as far as they did not count it themselves."""
+    """What the clocks around so many calls took, as far as they did not count it themselves."""
 
     @property
     def beside_seconds(self) -> float:
         return self.background_cpu_seconds - sum(self.cpu_seconds.values()) - self.clock_seconds
+
+    def with_clocks_of(self, seconds: float) -> Sample:
+        """The same, if each clock took so long."""
+        return dataclasses.replace(self, clock_seconds=self.clocked * seconds)
 
     @property
     def overhead_share(self) -> float:
@@ -144,15 +150,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with command.scratch(options.dir, "overhead") as folder, mock.patch.object(sqlite3, "connect", connect):
         command.require_space(folder, int(4 * options.gib * GIB))
         environment = command.environment(folder)
-        lines = _run(options, folder)
+        lines, clock_seconds = _run(options, folder)
     aims = _goals(lines)
     environment["python_turn_nanoseconds"] = _turn_nanoseconds()
+    environment["clock_microseconds"] = clock_seconds * 1e6
     document = {
         "environment": environment,
         "lines": [dataclasses.asdict(line) for line in lines],
         "goals": goals.as_json(aims),
     }
-    speed = f"a turn of an empty loop takes Python {environment['python_turn_nanoseconds']:.0f} ns here"
+    speed = (
+        f"a turn of an empty loop takes Python {environment['python_turn_nanoseconds']:.0f} ns here, a clock "
+        f"around a call of a large save {environment['clock_microseconds']:.1f} us"
+    )
     command.finish(options, f"{table(lines, aims)}\n\n{speed}", document, partial(draw, lines))
     return 0
 
@@ -168,14 +178,17 @@ def _turn_nanoseconds() -> float:
     return min(times) / _TURNS * 1e9
 
 
-def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
+def _run(options: argparse.Namespace, folder: Path) -> tuple[list[Line], float]:
+    """The lines, and what a clock took around the calls of a large save."""
     import ckptstore
 
     lines: list[Line] = []
     small = {"model": {f"tensor.{n:05}": torch.rand(_SMALL_ELEMENTS) for n in range(_SMALL_COUNT)}}
     one = {"model": {"tensor": torch.rand(_SMALL_COUNT * _SMALL_ELEMENTS)}}
     large = states.adamw_state(options.gib, options.seed)
-    alone = _alone(folder / "alone", int(options.gib * GIB), options.repeats)
+    alone, clock_seconds = _alone(
+        folder / "alone", int(options.gib * GIB), max(options.repeats, _LEAST_PAIRS)
+    )
     for name, state in (("AdamW state", large), ("10,000 x 1 KiB", small), ("1 x 10,000 KiB", one)):
         path = folder / "store"
         run = ckptstore.open(str(path), create=True).run("bench")
@@ -190,35 +203,47 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Line]:
             disk.forget(path)
             loads.append(_measured_load(saver))
         hot = _hot_lines(saver)
+        if state is large:  # in the others nobody hashes megabytes or waits for long
+            saves, loads = ([s.with_clocks_of(clock_seconds) for s in some] for some in (saves, loads))
         count = len(list(states.tensors(state)))
         lines += [_line(f"save, {name}", saves, count, hot), _line(f"load, {name}", loads, count, {})]
         run.close()
         disk.remove(path)
-    return [*lines[:2], alone, *(_compared(line, lines[4:]) for line in lines[2:4]), *lines[4:]]
+    lines[2:4] = [alone, *(_compared(line, lines[4:]) for line in lines[2:4])]
+    return lines, clock_seconds
 
 
-def _alone(folder: Path, nbytes: int, repeats: int) -> Line:
-    """What a save of so many bytes takes beside its calls if it does nothing else."""
+def _alone(folder: Path, nbytes: int, repeats: int) -> tuple[Line, float]:
+    """What a save of so many bytes takes if it makes nothing but its calls; and what a clock takes there.
+
+    A clock takes longer in a thread whose caches hashing has emptied than in a loop: what a second one around
+    each call adds is taken for the first, too, which is a little less than that takes.
+    """
     memory = memoryview(mmap.mmap(-1, nbytes - nbytes % mmap.PAGESIZE))
     for start in range(0, len(memory), mmap.PAGESIZE):
         memory[start] = 1
     chunks = [memory[start : start + _CHUNK_BYTES] for start in range(0, len(memory), _CHUNK_BYTES)]
-    samples = []
+    once: list[Sample] = []
+    twice: list[Sample] = []
     for repeat in range(repeats):
         say(f"the calls alone, repeat {repeat + 1} of {repeats}")
-        folder.mkdir()
-        meter = _Meter()
-        with _timed_calls(meter):
-            before = time.process_time() - time.thread_time()
-            began = time.perf_counter()
-            bare.save(folder, chunks)
-            seconds = time.perf_counter() - began
-            spent = time.process_time() - time.thread_time() - before
-        samples.append(Sample(seconds, 0.0, spent, meter.totals(), meter.own_seconds()))
-        if len(list(folder.iterdir())) != len(chunks):  # a thread has failed, and has said why
-            raise RuntimeError("the calls alone could not be made")
-        disk.remove(folder)
-    return _line("save, the calls alone", samples, len(chunks), {})
+        for samples in (once, twice):
+            folder.mkdir()
+            meter = _Meter()
+            with _timed_calls(meter, twice=samples is twice):
+                before = time.process_time() - time.thread_time()
+                began = time.perf_counter()
+                bare.save(folder, chunks)
+                seconds = time.perf_counter() - began
+                spent = time.process_time() - time.thread_time() - before
+            samples.append(Sample(seconds, 0.0, spent, meter.totals(), meter.clocked, 0.0))
+            if len(list(folder.iterdir())) != len(chunks):  # a thread has failed, and has said why
+                raise RuntimeError("the calls alone could not be made")
+            disk.remove(folder)
+    more = median(s.beside_seconds for s in twice) - median(s.beside_seconds for s in once)
+    clock_seconds = max(more / once[0].clocked, _cost_of(_clocked))
+    samples = [sample.with_clocks_of(clock_seconds) for sample in once]
+    return _line("save, the calls alone", samples, len(chunks), {}), clock_seconds
 
 
 def _compared(line: Line, ones: Sequence[Line]) -> Line:
@@ -273,10 +298,14 @@ class _Meter:
         """Seconds by kind."""
         return {kind: sum(seconds) for kind, seconds in self.seconds.items()}
 
+    @property
+    def clocked(self) -> int:
+        """How many calls, but for those on little data."""
+        return sum(map(len, self.seconds.values()))
+
     def own_seconds(self) -> float:
         """What the clocks took beside what they have counted."""
-        clocked = sum(map(len, self.seconds.values()))
-        return clocked * _cost_of(_clocked) + len(self.little) * _cost_of(_sampled)
+        return self.clocked * _cost_of(_clocked) + len(self.little) * _cost_of(_sampled)
 
 
 def _measured_save(saver: _Saver) -> Sample:
@@ -291,7 +320,10 @@ def _measured_save(saver: _Saver) -> Sample:
         saver.wait()
         ended = time.perf_counter()
         after = time.process_time() - time.thread_time()
-    return Sample(ended - returned, returned - start, after - before, meter.totals(), meter.own_seconds())
+    spent = after - before
+    return Sample(
+        ended - returned, returned - start, spent, meter.totals(), meter.clocked, meter.own_seconds()
+    )
 
 
 def _measured_load(saver: _Saver) -> Sample:
@@ -301,12 +333,17 @@ def _measured_load(saver: _Saver) -> Sample:
         start, before = time.perf_counter(), time.process_time()
         saver.load()
         ended, after = time.perf_counter(), time.process_time()
-    return Sample(ended - start, ended - start, after - before, meter.totals(), meter.own_seconds())
+    spent = after - before
+    return Sample(ended - start, ended - start, spent, meter.totals(), meter.clocked, meter.own_seconds())
 
 
 @contextlib.contextmanager
-def _timed_calls(meter: _Meter) -> Iterator[None]:
-    """Puts clocks around the named calls, wherever the library finds them, and takes them away again."""
+def _timed_calls(meter: _Meter, *, twice: bool = False) -> Iterator[None]:
+    """Puts clocks around the named calls, wherever the library finds them, and takes them away again.
+
+    Args:
+        twice: another clock around each of them, whose figures are not used.
+    """
     undo: list[tuple[Any, str, Any]] = []
     calls = [(importlib.import_module(module), name, kind) for module, name, kind in _CALLS]
     try:
@@ -314,7 +351,8 @@ def _timed_calls(meter: _Meter) -> Iterator[None]:
             inner = getattr(owner, name, None)
             if inner is not None:
                 undo.append((owner, name, inner))
-                setattr(owner, name, (_sampled if kind == "hash" else _clocked)(inner, kind, meter))
+                clocked = (_sampled if kind == "hash" else _clocked)(inner, kind, meter)
+                setattr(owner, name, _clocked(clocked, kind, _Meter()) if twice else clocked)
         with mock.patch.object(_ClockedConnection, "meter", meter):
             yield
     finally:
