@@ -18,6 +18,7 @@ from ckptstore.model.ids import (
     digest_of,
     pack_key,
     run_key,
+    split_object_keys,
     ulid,
 )
 from ckptstore.model.retention import Keep
@@ -329,3 +330,25 @@ def test_the_variable_wins_then_the_nearest_file_above(tmp_path):
     if not any((parent / "ckptstore.toml").exists() for parent in tmp_path.parents):
         assert config.find_location(tmp_path, {}) is None
     assert os.fspath(file)
+
+
+def test_many_object_keys_are_split_as_one_is():
+    attempt = f"{'0' * 26}--7-1"
+    digests = [digest_of(bytes([n])) for n in range(3)]
+    keys = [
+        chunk_key(digests[0], attempt, 0),
+        pack_key(digests[1], attempt, 12),
+        chunk_key(digests[2], attempt, 3),
+    ]
+    parsed = [ObjectName.parse(key) for key in keys]
+    assert split_object_keys(keys) == (
+        [name.is_pack for name in parsed],
+        b"".join(digests),
+        [name.attempt for name in parsed],
+        [name.rank for name in parsed],
+    )
+    assert split_object_keys([]) == ([], b"", [], [])
+    wrong = keys[1].replace("packs/", "packs/00")
+    for bad in ("", wrong, keys[1] + "\n", f"{keys[1]}\n{keys[0]}"):
+        with pytest.raises(ValueError, match=r"not an object key"):
+            split_object_keys([keys[0], bad])
