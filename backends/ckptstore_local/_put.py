@@ -116,9 +116,8 @@ class Putter:
         large = self._direct_io and sum(map(len, file.views)) >= DIRECT_FROM_BYTES
         for _ in range(3):  # somebody may be removing empty directories while we make them
             try:
-                if file.directory not in state.known_directories:
-                    self.know_directory(file.directory)
-                if large and not (state.devices_without_direct and _is_without_direct(state, file.parent)):
+                self.know_directory(file.directory)
+                if large and not _is_without_direct(state, file.parent):
                     try:
                         file.fd, file.direct = _sys.open(file.temporary, _FLAGS | _sys.O_DIRECT, 0o666), True
                         return
@@ -199,7 +198,8 @@ class Putter:
 
 
 def _is_without_direct(state: ProcessState, parent: str) -> bool:
-    return _sys.stat(parent).st_dev in state.devices_without_direct
+    without = state.devices_without_direct
+    return bool(without) and _sys.stat(parent).st_dev in without
 
 
 def discard(path: str) -> None:

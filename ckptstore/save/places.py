@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -46,28 +46,27 @@ class Places:
         ends = np.cumsum(sizes)
         nbytes = int(ends[-1])
         self._offset[at], self._length[at] = ends - sizes, sizes
-        self._object[at] = self._number(key, nbytes)
+        self._add_objects({key: nbytes})
+        self._object[at] = self._numbers[key]
         return nbytes
 
     def repeat(self, row: int, original: int) -> None:
         """Of a chunk that is equal to another, which has a place or gets one before anybody asks."""
         self._repeats.append((row, original))
 
-    def _number(self, key: str, nbytes: int) -> int:
+    def _add_objects(self, sizes: Mapping[str, int]) -> None:
+        """Numbers those that have none."""
         with self._lock:
-            number = self._numbers.setdefault(key, len(self._sizes))
-            if number == len(self._sizes):
-                self._sizes.append(nbytes)
-        return number
+            new = {key: nbytes for key, nbytes in sizes.items() if key not in self._numbers}
+            self._numbers.update(zip(new, range(len(self._sizes), len(self._sizes) + len(new)), strict=True))
+            self._sizes += new.values()
 
     def _settle(self) -> None:
         """Puts everything into the columns."""
         if self._single:
             rows = [row for row, _ in self._single]
             places = [place for _, place in self._single]
-            new = {place.key: place.object_bytes for place in places if place.key not in self._numbers}
-            self._numbers.update(zip(new, range(len(self._sizes), len(self._sizes) + len(new)), strict=True))
-            self._sizes += new.values()
+            self._add_objects({place.key: place.object_bytes for place in places})
             self._object[rows] = [self._numbers[place.key] for place in places]
             self._offset[rows] = [place.offset for place in places]
             self._length[rows] = [place.length for place in places]
