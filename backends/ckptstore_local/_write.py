@@ -50,7 +50,8 @@ def as_views(buffers: Sequence[ReadableBuffer]) -> list[memoryview]:
     for buffer in buffers:
         view = memoryview(buffer)
         if view.nbytes:
-            views.append(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
+            is_flat = view.format == "B" and view.ndim == 1 and view.c_contiguous
+            views.append(view if is_flat else view.cast("B"))
     return views
 
 

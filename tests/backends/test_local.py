@@ -150,6 +150,12 @@ def test_of_objects_put_together_each_is_as_before_or_whole(backend, root, monke
     assert {f"{root}/{key[0]}" for key in new} <= set(backend._putter.state.dirty.waiting())
 
 
+def test_a_buffer_that_is_not_contiguous_is_refused_by_name(backend):
+    with pytest.raises(BackendError, match="'a/c': a buffer is not contiguous"):
+        backend.put_many([("a/b", [b"1"]), ("a/c", [memoryview(bytearray(16))[::2]])])
+    assert keys(backend) == []
+
+
 def test_of_objects_put_together_all_are_fsynced_before_the_first_is_named(backend, monkeypatch):
     events = []
     for name in ("open", "pwrite", "fsync", "close", "rename"):
