@@ -488,9 +488,8 @@ def tensor_rows(contents: Contents) -> TensorRows:
         raw = contents.digests.array.tobytes()
         bounds = (table.chunks.first * DIGEST_BYTES).tolist()
         own = (raw[start:end] for start, end in itertools.pairwise(bounds))
-    text = b"".join(digests_of(own)).hex()
     return TensorRows(
-        digests=[text[start : start + 2 * DIGEST_BYTES] for start in range(0, len(text), 2 * DIGEST_BYTES)],
+        digests=list(map(bytes.hex, digests_of(own))),
         bytes=table.heads.nbytes,
         new_bytes=contents.written_bytes,
         chunks=chunks,

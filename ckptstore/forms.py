@@ -10,7 +10,10 @@ from typing import Any
 
 Form = tuple[Any, ...]
 
-_is_cpu, _device, _layout, _dtype = map(operator.attrgetter, ("is_cpu", "device", "layout", "dtype"))
+_LOOKED_AT_ONCE = 256
+"""So many tensors stay in a core's own cache while one thing after the other is asked of all of them."""
+
+_is_cpu, _device, _dtype = map(operator.attrgetter, ("is_cpu", "device", "dtype"))
 
 
 def form_of(tensor: Any) -> Form | None:
@@ -35,6 +38,20 @@ def form_of(tensor: Any) -> Form | None:
         tensor.is_neg(),
         None if is_cpu else tensor.device,
     )
+
+
+@dataclasses.dataclass(slots=True)
+class Memory:
+    """Where ordinary tensors lie.
+
+    Attributes:
+        addresses: of the first element of each.
+        storages: what holds the memory of each; `nbytes`: how much that is.
+    """
+
+    addresses: list[int] = dataclasses.field(default_factory=list)
+    storages: list[Any] = dataclasses.field(default_factory=list)
+    nbytes: list[int] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,33 +86,46 @@ class Forms:
             [device or cpu for device in devices] if any(devices) else None,
         )
 
-    def are_of(self, tensors: Sequence[Any]) -> bool:
-        """Whether as many tensors as there are forms are of these, one each.
+    def memory_of(self, tensors: Sequence[Any]) -> Memory | None:
+        """Where tensors lie, if they are of these forms, one each; else None.
 
         Args:
-            tensors: as of :func:`form_of`.
+            tensors: as of :func:`form_of`, as many as there are forms.
         """
-        kind = _torch().Tensor  # its functions take a tensor at half the price of a method call by name
+        kind = _torch().Tensor
+        found = Memory()
         try:
-            return (
-                list(map(_dtype, tensors)) == self.dtypes
-                and list(map(kind.size, tensors)) == self.shapes
-                and list(map(kind.is_neg, tensors)) == self.negated
-                and {_torch().strided}.issuperset(map(_layout, tensors))
-                and (
-                    all(map(kind.is_contiguous, tensors))
-                    if self.strides is None
-                    else list(map(kind.stride, tensors)) == self.strides
-                )
-                and (
-                    all(map(_is_cpu, tensors))
-                    if self.devices is None
-                    else list(map(_device, tensors)) == self.devices
-                )
-                and (self.conjugated is None or list(map(kind.is_conj, tensors)) == self.conjugated)
+            for start in range(0, len(tensors), _LOOKED_AT_ONCE):
+                part = slice(start, start + _LOOKED_AT_ONCE)
+                own = tensors[part]
+                if not self._are_of(own, part):
+                    return None
+                storages = list(map(kind.untyped_storage, own))
+                found.addresses += map(kind.data_ptr, own)
+                found.storages += storages
+                found.nbytes += map(len, storages)
+        except RuntimeError:  # a nested one has no size, and what is not strided has no address
+            return None
+        return found
+
+    def _are_of(self, tensors: Sequence[Any], part: slice) -> bool:
+        kind = _torch().Tensor  # its functions take a tensor at half the price of a method call by name
+        return (
+            list(map(_dtype, tensors)) == self.dtypes[part]
+            and list(map(kind.size, tensors)) == self.shapes[part]
+            and list(map(kind.is_neg, tensors)) == self.negated[part]
+            and (
+                all(map(kind.is_contiguous, tensors))
+                if self.strides is None
+                else list(map(kind.stride, tensors)) == self.strides[part]
             )
-        except RuntimeError:  # a nested one has no size
-            return False
+            and (
+                all(map(_is_cpu, tensors))
+                if self.devices is None
+                else list(map(_device, tensors)) == self.devices[part]
+            )
+            and (self.conjugated is None or list(map(kind.is_conj, tensors)) == self.conjugated[part])
+        )
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -115,7 +115,7 @@ class Flattener:
             number = found.places.index(0)
             arrays.check_memory(found.sources[number], found.leaves[number].path)
         plan = collector.plan(chunk_bytes)
-        storages, sizes = _storages([found.sources[leaf] for leaf, _ in plan.viewed])
+        sizes = list(map(found.storage_bytes.__getitem__, plan.viewed_leaves))
         if plan is not before or sizes != self._sizes:
             for leaf, source in zip(found.leaves, found.sources, strict=True):
                 if leaf.is_plain and leaf.boxes:
@@ -130,12 +130,12 @@ class Flattener:
         self._plan, self._sizes = plan, sizes
         return FlatState(
             layout=plan.layout,
-            sources=Sources([found.sources[i] for i in plan.rows]),
+            sources=Sources(list(map(found.sources.__getitem__, plan.rows))),
             tree=tree,
             components=tuple(printable(str(key)) for key in state),
             may_differ=plan.may_differ,
             views=plan.views,
-            storages=storages,
+            storages=found.storages,
         )
 
 
@@ -183,11 +183,14 @@ class _Collector:
         tensors = list(value.values())
         if set(map(type, value)) != {str} or not self._tensor_types.issuperset(map(type, tensors)):
             return None
-        if not known.forms.are_of(tensors):
+        memory = known.forms.memory_of(tensors)
+        if memory is None:
             return None
         found.leaves += known.leaves
         found.sources += tensors
-        found.places += map(sys.modules["torch"].Tensor.data_ptr, tensors)
+        found.places += memory.addresses
+        found.storages += memory.storages
+        found.storage_bytes += memory.nbytes
         made = dict(zip(known.keys, known.references, strict=True))
         self._made.append((made, known))
         return made
@@ -243,7 +246,10 @@ class _Collector:
             self._is_as_before = False
             leaf = SeenLeaf.of_tensor(path, form)
         if leaf is not None:
-            self.found.add(leaf, *((value, value.data_ptr()) if leaf.boxes else ((), None)))
+            if leaf.boxes:
+                self.found.add(leaf, value, value.data_ptr(), value.untyped_storage())
+            else:
+                self.found.add(leaf, (), None)
         return leaf
 
     def _next_known(self) -> SeenLeaf | None:
@@ -282,15 +288,6 @@ class _Collector:
                 ) from error
             return values.opaque(class_path_of(value), payload)
         return None
-
-
-def _storages(tensors: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """The memory under ordinary tensors, and its bytes."""
-    if not tensors:
-        return [], []
-    torch = sys.modules["torch"]
-    storages = list(map(torch.Tensor.untyped_storage, tensors))
-    return storages, list(map(torch.UntypedStorage.nbytes, storages))
 
 
 def _described(array: Any, path: StatePath) -> arrays.ArrayInfo:

@@ -118,19 +118,25 @@ class Found:
         places: equal for leaves of equal form that are the same memory: the address of an ordinary tensor,
             the tie (see :class:`ckptstore.arrays.ArrayInfo`) of others, which begins with their address;
             None for what is never tied.
+        storages: what holds the memory of ordinary tensors, and None for others; `storage_bytes`: how much
+            that is.
         differing: paths under which everything may differ between ranks.
     """
 
     leaves: list[SeenLeaf] = dataclasses.field(default_factory=list)
     sources: list[Any] = dataclasses.field(default_factory=list)
     places: list[Any] = dataclasses.field(default_factory=list)
+    storages: list[Any] = dataclasses.field(default_factory=list)
+    storage_bytes: list[int] = dataclasses.field(default_factory=list)
     differing: set[StatePath] = dataclasses.field(default_factory=set)
 
-    def add(self, leaf: SeenLeaf, sources: Any, place: Any) -> None:
+    def add(self, leaf: SeenLeaf, sources: Any, place: Any, storage: Any = None) -> None:
         """One more leaf."""
         self.leaves.append(leaf)
         self.sources.append(sources)
         self.places.append(place)
+        self.storages.append(storage)
+        self.storage_bytes.append(0 if storage is None else len(storage))
 
     def first_tied(self) -> list[int]:
         """Of each leaf, the first one that it is tied to; itself if there is none before it."""
@@ -191,7 +197,7 @@ class Plan:
         rows: the leaf of each tensor, in layout order.
         may_differ: names of the leaves under `differing`.
         views: the memory of each box in layout order, where that holds its bytes as they are stored.
-        viewed: (leaf, box) of each view.
+        viewed_leaves, viewed_boxes: of each view.
     """
 
     leaves: list[SeenLeaf]
@@ -203,7 +209,8 @@ class Plan:
     rows: list[int]
     may_differ: tuple[str, ...]
     views: tuple[memoryview | None, ...]
-    viewed: list[tuple[int, int]]
+    viewed_leaves: list[int]
+    viewed_boxes: list[int]
 
     @classmethod
     def of(cls, found: Found, chunk_bytes: int) -> Plan:
@@ -216,7 +223,8 @@ class Plan:
         rows: list[int] = []
         aliases: list[tuple[str, int]] = []
         views: list[memoryview | None] = []
-        viewed: list[tuple[int, int]] = []
+        viewed_leaves: list[int] = []
+        viewed_boxes: list[int] = []
         for i in sorted(range(len(names)), key=names.__getitem__):
             leaf, name = leaves[i], names[i]
             leaf.index = index_of.setdefault(first_tied[i], len(tensors))
@@ -228,7 +236,8 @@ class Plan:
             rows.append(i)
             view = arrays.memory_of(found.sources[i]) if leaf.is_plain and leaf.boxes else None
             if view is not None:
-                viewed.append((i, len(views)))
+                viewed_leaves.append(i)
+                viewed_boxes.append(len(views))
             views += [view] if leaf.is_plain and leaf.boxes else [None] * len(leaf.boxes)
         return cls(
             leaves=leaves,
@@ -240,7 +249,8 @@ class Plan:
             rows=rows,
             may_differ=_under(found.differing, names, leaves),
             views=tuple(views),
-            viewed=viewed,
+            viewed_leaves=viewed_leaves,
+            viewed_boxes=viewed_boxes,
         )
 
     def moved(self, found: Found) -> Plan | None:
@@ -251,7 +261,7 @@ class Plan:
         if first_tied != self.first_tied:
             return None
         views = list(self.views)
-        for leaf, box in self.viewed:
+        for leaf, box in zip(self.viewed_leaves, self.viewed_boxes, strict=True):
             if found.places[leaf] != self.places[leaf]:
                 views[box] = arrays.memory_of(found.sources[leaf])
         return dataclasses.replace(self, places=found.places, views=tuple(views))

@@ -16,6 +16,7 @@ from ckptstore.errors import CkptstoreError, SaveFailedError, SessionSupersededE
 from ckptstore.model.ids import Attempt
 from ckptstore.model.ids import run_key as run_key_of
 from ckptstore.model.record import CommitRecord
+from ckptstore.model.tables import Digests
 from ckptstore.save.commit import Assembly, Saved, SaveRequest, commit
 from ckptstore.save.phases import Phases
 from ckptstore.save.reuse import ReuseIndex
@@ -53,9 +54,8 @@ def save(tier: Tier, session: Session, request: SaveRequest, work: Work, bases: 
         writer = write_chunks(tier, index, RANK, work)
         phases.end("write")
         keys = writer.places.key_list()
-        assembly = Assembly(
-            flat.layout, flat.tree, writer.digests, writer.places.locations(keys), keys, flat.components
-        )
+        digests, locations = Digests.of(writer.digests), writer.places.locations(keys)
+        assembly = Assembly(flat.layout, flat.tree, digests, locations, keys, flat.components)
         tables = TableWriter(tier.backend, index, attempt, RANK, flat.layout.chunk_bytes)
         phases.note("capture" if work.in_background else "wait", work.captured_seconds)
         saved = commit(tier, session, request, attempt, assembly, tables, phases)

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
+import numpy as np
+
 from ckptstore.backend import Backend
 from ckptstore.model.ids import Digest, chunk_key, digest_of, digests_of, pack_key
 from ckptstore.model.layout import Layout
 from ckptstore.pool import Budget, Gathered, Pool, cores, default_threads
-from ckptstore.save.cut import Bundle, Cut, Piece
+from ckptstore.save.cut import Bools, Bundle, Cut, Piece
 from ckptstore.save.lane import step_back
 from ckptstore.save.limits import Limits
 from ckptstore.save.places import Places
@@ -229,58 +231,49 @@ class Writer:
         components: dict[str, _Chunks] = {}
         for piece in small:
             components.setdefault(piece.component, _Chunks()).add(piece, self.digests)
-        worthwhile: set[str] | None = None  # if none of the chunks is known, as after an update of all
-        if any(self._index.knows_any(chunks.digests) for chunks in components.values()):
-            wanted: dict[Digest, int] = {}
-            for chunks in components.values():
-                wanted.update(zip(chunks.digests, chunks.sizes, strict=True))
-            worthwhile = self._index.worthwhile_packs(wanted)
+        in_order = [chunks for _, chunks in sorted(components.items())]
+        is_new = self._new_ones(in_order)
+        start = 0
+        for chunks in in_order:
+            own = is_new[start : start + len(chunks.rows)]
+            start += len(chunks.rows)
+            yield from self._divided(chunks if own.all() else chunks.only(np.flatnonzero(own).tolist()))
+
+    def _new_ones(self, components: Sequence[_Chunks]) -> Bools:
+        """bool: of all chunks, those that must be written: neither reused nor equal to one before them."""
+        digests = list(itertools.chain.from_iterable(chunks.digests for chunks in components))
+        is_new = np.ones(len(digests), bool)
+        unsure = self._index.unsure(digests).tolist()
+        if not unsure:
+            return is_new
+        rows = [row for chunks in components for row in chunks.rows]
+        sizes = [size for chunks in components for size in chunks.sizes]
+        worthwhile = self._index.worthwhile_packs({digests[number]: sizes[number] for number in unsure})
         seen: dict[Digest, int] = {}
-        repeats: list[tuple[int, int]] = []
-        for _, chunks in sorted(components.items()):
-            new = self._new_ones(chunks, worthwhile, seen, repeats)
-            start = size = 0
-            if sum(new.sizes) > self._limits.pack_bytes:
-                for number, nbytes in enumerate(new.sizes):
-                    if size + nbytes > self._limits.pack_bytes and number > start:
-                        yield self._located(new[start:number])
-                        start, size = number, 0
-                    size += nbytes
-            if new.rows:
-                yield self._located(new[start:])
-        for row, original in repeats:
-            self.places.repeat(row, original)
-
-    def _new_ones(
-        self,
-        chunks: _Chunks,
-        worthwhile: set[str] | None,
-        seen: dict[Digest, int],
-        repeats: list[tuple[int, int]],
-    ) -> _Chunks:
-        """Those that must be written: not reused, and not equal to one of `seen`, which grows.
-
-        Args:
-            worthwhile: packs that are reused; None if none of the chunks can be.
-        """
-        if worthwhile is None:
-            own = dict(zip(chunks.digests, chunks.rows, strict=True))
-            if len(own) == len(chunks.digests) and seen.keys().isdisjoint(own):
-                seen.update(own)
-                return chunks
-            worthwhile = set()
-        new: list[int] = []
-        for number, (row, digest) in enumerate(zip(chunks.rows, chunks.digests, strict=True)):
-            if digest in seen:
-                repeats.append((row, seen[digest]))
+        for number in unsure:
+            row, digest = rows[number], digests[number]
+            original = seen.setdefault(digest, row)
+            if original != row:
+                self.places.repeat(row, original)
+                is_new[number] = False
                 continue
-            seen[digest] = row
             stored = self._index.chunk(digest)
             if stored is not None and (not stored.in_pack or stored.key in worthwhile):
                 self.places.put(row, stored)
-            else:
-                new.append(number)
-        return chunks.only(new)
+                is_new[number] = False
+        return is_new
+
+    def _divided(self, chunks: _Chunks) -> Iterator[tuple[str, _Chunks]]:
+        """Packs of one component's chunks, in their order."""
+        start = size = 0
+        if sum(chunks.sizes) > self._limits.pack_bytes:
+            for number, nbytes in enumerate(chunks.sizes):
+                if size + nbytes > self._limits.pack_bytes and number > start:
+                    yield self._located(chunks[start:number])
+                    start, size = number, 0
+                size += nbytes
+        if chunks.rows:
+            yield self._located(chunks[start:])
 
     def _located(self, chunks: _Chunks) -> tuple[str, _Chunks]:
         """What becomes a pack, and its key."""

@@ -58,7 +58,13 @@ def test_columns_and_single_forms_agree(known, found):
     form, other = form_of(made(known)), form_of(made(found))
     assert (other is None) == (found in REFUSED)
     same = other is not None and contiguous(form) == contiguous(other)
-    assert Forms.of([form]).are_of([made(found)]) == same
+    memory = Forms.of([form]).memory_of([made(found)])
+    assert (memory is not None) == same
+    if memory is not None:
+        storage = made(found).untyped_storage()
+        assert memory.addresses == [made(found).data_ptr()]
+        assert [held.data_ptr() for held in memory.storages] == [storage.data_ptr()]
+        assert memory.nbytes == [storage.nbytes()]
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -66,14 +72,25 @@ def test_one_other_tensor_among_many_is_seen(place):
     for first, second in itertools.permutations(ORDINARY, 2):
         tensors = [made(first)] * 3
         forms = Forms.of([form_of(tensor) for tensor in tensors])
-        assert forms.are_of(tensors)
+        assert forms.memory_of(tensors) is not None
         tensors[place] = made(second)
         same = contiguous(form_of(made(first))) == contiguous(form_of(made(second)))
-        assert forms.are_of(tensors) == same, (first, second)
+        assert (forms.memory_of(tensors) is not None) == same, (first, second)
 
 
 def test_devices_are_compared_where_not_all_are_on_the_cpu():
     form = form_of(SQUARE)
     there = (*form[:-1], torch.device("cuda", 0))
-    assert not Forms.of([form, there]).are_of([SQUARE, SQUARE])
+    assert Forms.of([form, there]).memory_of([SQUARE, SQUARE]) is None
     assert Forms.of([form, form]).devices is None
+
+
+@pytest.mark.parametrize("place", [0, 255, 256, 511, 512, 599])
+def test_one_other_is_seen_wherever_it_is_among_more_than_are_looked_at_together(place):
+    tensors = list(torch.rand(600, 4, generator=torch.Generator().manual_seed(2)))
+    forms = Forms.of([form_of(tensor) for tensor in tensors])
+    memory = forms.memory_of(tensors)
+    assert memory.addresses == [tensor.data_ptr() for tensor in tensors]
+    assert memory.nbytes == [600 * 4 * 4] * 600
+    tensors[place] = torch.rand(5)
+    assert forms.memory_of(tensors) is None
