@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+TINY_BYTES = 64 << 10
+"""Smaller chunks take longer to hand to another thread, or to look at one by one, than to hash or copy."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:

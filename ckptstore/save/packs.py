@@ -1,0 +1,244 @@
+"""Small chunks on their way into packs, which go out while others are still hashed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ckptstore.model.ids import Digest, digest_of, digests_of
+from ckptstore.save.cut import Bools, Bundle, Cut
+from ckptstore.save.limits import TINY_BYTES
+from ckptstore.save.places import Places
+from ckptstore.save.reuse import ReuseIndex
+
+_HASH_BATCH_BYTES = 4 << 20
+
+
+@dataclasses.dataclass(slots=True)
+class Chunks:
+    """Small chunks of one component, side by side: columns, for there may be very many of them.
+
+    Attributes:
+        rows: in the tables.
+        holders: what holds the bytes of each; `at`: which of the chunks in there it is.
+    """
+
+    rows: list[int] = dataclasses.field(default_factory=list)
+    digests: list[Digest] = dataclasses.field(default_factory=list)
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    holders: list[Cut] = dataclasses.field(default_factory=list)
+    at: list[int] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, pieces: Iterable[Cut], digests: Sequence[Digest]) -> Chunks:
+        """All of those pieces; `digests` are of the whole table."""
+        chunks = cls()
+        for piece in pieces:
+            sizes = piece.sizes if isinstance(piece, Bundle) else (piece.nbytes,)
+            end = piece.row + len(sizes)
+            chunks.rows += range(piece.row, end)
+            chunks.digests += digests[piece.row : end]
+            chunks.sizes += sizes
+            chunks.holders += [piece] * len(sizes)
+            chunks.at += range(len(sizes))
+        return chunks
+
+    def __getitem__(self, part: slice) -> Chunks:
+        return Chunks(
+            self.rows[part], self.digests[part], self.sizes[part], self.holders[part], self.at[part]
+        )
+
+    def only(self, numbers: Sequence[int]) -> Chunks:
+        """Some of them."""
+        columns = (self.rows, self.digests, self.sizes, self.holders, self.at)
+        return Chunks(*([column[i] for i in numbers] for column in columns))  # type: ignore[arg-type]
+
+    def parts(self) -> Iterator[Cut | memoryview]:
+        """What holds their bytes, and nothing else."""
+        start = 0
+        for piece, group in itertools.groupby(self.holders):
+            end = start + len(list(group))
+            if isinstance(piece, Bundle) and end - start < len(piece.sizes):
+                views = list(piece.parts())
+                yield from [views[i] for i in self.at[start:end]]
+            else:
+                yield piece
+            start = end
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Group:
+    """Neighbours of one component that are a pack, if all of them must be written."""
+
+    pieces: list[Cut]
+    unhashed: int = 0  # batches
+
+
+class Packer:
+    """The small chunks of one wave.
+
+    Which of them must be written is known when all are hashed, for of what a pack held, half must be used
+    again or nothing is. But a pack of which no chunk may be known or met before goes out whatever the others
+    are: as soon as it is hashed.
+    """
+
+    def __init__(
+        self,
+        pieces: Iterable[Cut],
+        digests: list[Digest],
+        index: ReuseIndex,
+        places: Places,
+        pack_bytes: int,
+        put: Callable[[Chunks], None],
+    ) -> None:
+        """Hashes nothing yet.
+
+        Args:
+            digests: of the whole table; those of the pieces are filled in.
+            places: where chunks that need not be written are noted.
+            put: called with what becomes a pack, by the thread that has hashed the last of it.
+        """
+        self._digests = digests
+        self._index = index
+        self._places = places
+        self._pack_bytes = pack_bytes
+        self._put = put
+        self._groups = list(_groups(pieces, pack_bytes))
+        self._left = len(self._groups)
+        self._seen: dict[Digest, int] = {}  # row of each chunk that has gone out
+        self._later: list[_Group] = []
+        self._lock = threading.Lock()
+
+    def jobs(self) -> list[Callable[[], None]]:
+        """What is to be called, in any threads, in about this order: it hashes, and puts what is ready."""
+        tiny: list[tuple[_Group, list[Cut]]] = []
+        others: list[Callable[[], None]] = []
+        for group in self._groups:
+            # Below some tens of KiB a second thread costs more in handing over the GIL than it hashes.
+            few: list[Cut] = []
+            many: list[Cut] = []
+            for piece in group.pieces:
+                (few if isinstance(piece, Bundle) or piece.nbytes < TINY_BYTES else many).append(piece)
+            if few:
+                tiny.append((group, few))
+            batches = list(batches_of(many))
+            group.unhashed = bool(few) + len(batches)
+            others += [self._job([(group, batch)]) for batch in batches]
+        return [self._job(tiny)] * bool(tiny) + others
+
+    def _job(self, batches: Sequence[tuple[_Group, Sequence[Cut]]]) -> Callable[[], None]:
+        def call() -> None:
+            for group, batch in batches:
+                hash_pieces(batch, self._digests)
+                self._hashed(group)
+
+        return call
+
+    def _hashed(self, group: _Group) -> None:
+        with self._lock:
+            group.unhashed -= 1
+            if group.unhashed:
+                return
+        chunks = Chunks.of(group.pieces, self._digests)
+        is_new = not len(self._index.unsure(chunks.digests))
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+            if is_new and self._seen.keys().isdisjoint(chunks.digests):
+                if not is_last or self._later:
+                    self._seen.update(zip(chunks.digests, chunks.rows, strict=True))
+            else:
+                is_new = False
+                self._later.append(group)
+        if is_new:
+            self._put_divided(chunks)
+        if is_last and self._later:
+            self._put_later()
+
+    def _put_later(self) -> None:
+        components: dict[str, list[Cut]] = {}
+        for piece in sorted((piece for group in self._later for piece in group.pieces), key=lambda p: p.row):
+            components.setdefault(piece.component, []).append(piece)
+        in_order = [Chunks.of(pieces, self._digests) for _, pieces in sorted(components.items())]
+        is_new = self._new_ones(in_order)
+        start = 0
+        for chunks in in_order:
+            own = is_new[start : start + len(chunks.rows)]
+            start += len(chunks.rows)
+            self._put_divided(chunks if own.all() else chunks.only(np.flatnonzero(own).tolist()))
+
+    def _new_ones(self, components: Sequence[Chunks]) -> Bools:
+        """bool: of all chunks, those that must be written: neither reused nor equal to one before them."""
+        rows = [row for chunks in components for row in chunks.rows]
+        sizes = [size for chunks in components for size in chunks.sizes]
+        digests = list(itertools.chain.from_iterable(chunks.digests for chunks in components))
+        unsure = self._index.unsure(digests).tolist()
+        if self._seen:
+            unsure = sorted({*unsure, *(i for i, digest in enumerate(digests) if digest in self._seen)})
+        worthwhile = self._index.worthwhile_packs({digests[number]: sizes[number] for number in unsure})
+        is_new = np.ones(len(digests), bool)
+        for number in unsure:
+            row, digest = rows[number], digests[number]
+            original = self._seen.setdefault(digest, row)
+            if original != row:
+                self._places.repeat(row, original)
+                is_new[number] = False
+                continue
+            stored = self._index.chunk(digest)
+            if stored is not None and (not stored.in_pack or stored.key in worthwhile):
+                self._places.put(row, stored)
+                is_new[number] = False
+        return is_new
+
+    def _put_divided(self, chunks: Chunks) -> None:
+        """Packs of one component's chunks, in their order."""
+        start = size = 0
+        if sum(chunks.sizes) > self._pack_bytes:
+            for number, nbytes in enumerate(chunks.sizes):
+                if size + nbytes > self._pack_bytes and number > start:
+                    self._put(chunks[start:number])
+                    start, size = number, 0
+                size += nbytes
+        if chunks.rows:
+            self._put(chunks[start:])
+
+
+def _groups(pieces: Iterable[Cut], pack_bytes: int) -> Iterator[_Group]:
+    components: dict[str, list[Cut]] = {}
+    for piece in pieces:
+        components.setdefault(piece.component, []).append(piece)
+    for _, own in sorted(components.items()):
+        start = size = 0
+        for number, piece in enumerate(own):
+            if size + piece.nbytes > pack_bytes and number > start:
+                yield _Group(own[start:number])
+                start, size = number, 0
+            size += piece.nbytes
+        yield _Group(own[start:])
+
+
+def hash_pieces(pieces: Iterable[Cut], digests: list[Digest]) -> None:
+    """Fills in the digests of all chunks in `pieces`; `digests` are of the whole table."""
+    for piece in pieces:
+        if isinstance(piece, Bundle):
+            digests[piece.row : piece.row + len(piece.sizes)] = digests_of(piece.parts())
+        else:
+            digests[piece.row] = digest_of(piece.data())
+
+
+def batches_of(pieces: Iterable[Cut], batch_bytes: int = _HASH_BATCH_BYTES) -> Iterator[list[Cut]]:
+    """Some pieces at a time, until they have so many bytes."""
+    batch: list[Cut] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += piece.nbytes
+        if size >= batch_bytes:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
