@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -228,24 +228,37 @@ def check_memory(tensor: Any, path: StatePath) -> None:
     Raises:
         UnsupportedValueError: names the path.
     """
-    if not (tensor.is_cpu or tensor.is_cuda) or not tensor.numel():
-        return
-    size = tensor.element_size()
-    if tensor.is_contiguous():
-        extent = tensor.numel()
-    else:
-        extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    storage = tensor.untyped_storage()
-    end = (tensor.storage_offset() + extent) * size
-    if end > storage.nbytes() or not storage.data_ptr():
+    lost = _lost_memory(tensor)
+    if lost is not None:
         where = show_path(path)
         raise UnsupportedValueError(
-            f"{where} is a view of {end} bytes of a storage that has {storage.nbytes()}: its memory has been "
-            "freed or shrunk (untyped_storage().resize_)",
+            f"{where} is {lost}",
             path=where,
             hint="save while it has its memory: with FSDP1, what FSDP.state_dict gives and not the module's "
             "own tensors",
         )
+
+
+def _lost_memory(tensor: Any) -> str | None:
+    """In words, if the memory of which an ordinary tensor is a view is not there; None if it is."""
+    if not (tensor.is_cpu or tensor.is_cuda) or not tensor.numel():
+        return None
+    storage = tensor.untyped_storage()
+    end = (tensor.storage_offset() + _extent(tensor)) * tensor.element_size()
+    if end <= storage.nbytes() and storage.data_ptr():
+        return None
+    return (
+        f"a view of {end} bytes of a storage that has {storage.nbytes()}: its memory has been freed or "
+        "shrunk (untyped_storage().resize_)"
+    )
+
+
+def _extent(tensor: Any) -> int:
+    """From the first to the last element of a tensor that is not empty, in elements of its storage."""
+    if tensor.is_contiguous():
+        return int(tensor.numel())
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum([(int(length) - 1) * int(step) for length, step in steps])
 
 
 def _describe_numpy(value: npt.NDArray[Any], path: StatePath) -> ArrayInfo:
@@ -317,10 +330,13 @@ def raw_view(value: Any) -> npt.NDArray[Any] | None:
         if not value.flags.writeable or value.dtype.byteorder == ">":
             return None
         return value.view(_RAW[value.dtype.itemsize])
-    if value.device.type != "cpu" or value.is_conj() or value.is_neg() or value.numel() == 0:
+    if not value.is_cpu or value.is_conj() or value.is_neg() or value.numel() == 0:
         return None
-    integers = _as_integers(value.detach())
-    return cast("npt.NDArray[Any]", integers.numpy().view(_RAW[integers.element_size()]))
+    # Not by numpy(): after that, torch refuses to resize the storage for good.
+    size = value.element_size()
+    memory: Any = (ctypes.c_char * (_extent(value) * size)).from_address(value.data_ptr())
+    memory.storage = value.untyped_storage()
+    return np.ndarray(value.shape, _RAW[size], memory, strides=[step * size for step in value.stride()])
 
 
 def unwritable(value: Any) -> str | None:
@@ -329,8 +345,12 @@ def unwritable(value: Any) -> str | None:
         return None if value.flags.writeable else "the array here is read-only"
     if value.is_meta:
         return "the tensor here is on the meta device and has no memory; materialise it first"
-    overlaps = any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
-    return "elements of the tensor here share memory (expanded); clone it first" if overlaps else None
+    if not value.is_contiguous() and any(
+        stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)
+    ):
+        return "elements of the tensor here share memory (expanded); clone it first"
+    lost = _lost_memory(value)
+    return None if lost is None else f"the tensor here is {lost}; give it that back first"
 
 
 def empty_like(like: Any, dtype: DType) -> Any:

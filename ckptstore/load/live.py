@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from ckptstore import arrays, dtensors, shards
+from ckptstore.forms import Form, form_of
 from ckptstore.model.boxes import Box
 from ckptstore.model.plain import StatePath
 from ckptstore.model.targets import LOAD, LoadLike
@@ -20,6 +21,15 @@ def is_tensor(value: Any) -> bool:
 
 def _is_shard_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], LocalShard)
+
+
+def plain_form(value: Any) -> Form | None:
+    """The form of an ordinary tensor of the CPU that is not empty; None for all else."""
+    torch = sys.modules.get("torch")
+    if torch is None or (type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter):
+        return None
+    form = form_of(value)
+    return form if form is not None and form[-1] is None and value.numel() else None
 
 
 def has_tensors(target: Any) -> bool:

@@ -17,6 +17,7 @@ from ckptstore.load.live import (
     is_taken_whole,
     is_tensor,
     memory_of,
+    plain_form,
     sharded_parameters,
     takes_state_dict,
     unwritable,
@@ -26,6 +27,7 @@ from ckptstore.load.plan import Want
 from ckptstore.load.saved import OwnParts, Saved, own_parts
 from ckptstore.load.select import Selection
 from ckptstore.load.trimmed import lost
+from ckptstore.model.boxes import Box
 from ckptstore.model.layout import assign_names
 from ckptstore.model.plain import Composite, StatePath, show_path
 from ckptstore.model.targets import LOAD, LoadLike
@@ -158,6 +160,8 @@ class Matcher:
                 self.missing.append(name)
             return
         self._taken.add(index)
+        if self._match_plain(value, index, name):
+            return
         held = held_in(value, path)
         info = arrays.describe(held.array, path)
         reason = unlike_array(held, info.dtype.name, self._contents, index, name, self._selection)
@@ -168,6 +172,31 @@ class Matcher:
         if tie is not None and self._is_filled_already(tie, index, name):
             return
         self._fill(held, index, self.wants, cast=info.dtype != self._layout.heads.dtypes[index])
+
+    def _match_plain(self, value: Any, index: int, name: str) -> bool:
+        """Has an ordinary tensor filled where it lies, if it is as the stored one; else others look at it.
+
+        Nearly all are, and there can be ten thousand of them: this takes a third of the time.
+        """
+        form = plain_form(value)
+        heads = self._layout.heads
+        shape = heads.shapes[index]
+        if (
+            form is None
+            or form[1] != shape
+            or arrays.dtype_of(form[0]) is not heads.dtypes[index]
+            or heads.kinds[index] != "torch"
+            or arrays.unwritable(value) is not None
+        ):
+            return False
+        raw = arrays.raw_view(value)
+        if raw is None:
+            return False
+        box = Box.whole(shape)
+        tie = (shape, (box.offsets, (value.data_ptr(), form)))  # as memory_of has it
+        if not self._is_filled_already(tie, index, name):
+            self.wants.append(Want(index, box, raw))
+        return True
 
     def _is_filled_already(self, tie: tuple[Any, ...], index: int, name: str) -> bool:
         """Whether this memory is filled under another name; a conflict if by another tensor."""

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import random
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptstore
+from ckptstore import arrays
 from ckptstore.errors import (
     BackendError,
     ConflictError,
@@ -361,6 +363,46 @@ def test_a_read_only_target_is_refused_before_anything_is_written_to():
     with pytest.raises(ckptstore.CkptstoreError):
         store.run("r").restore(target)
     assert (target["a"] == 0).all()
+
+
+@pytest.mark.parametrize("left", [0, 400, 2396], ids=["freed", "shrunk", "one element short"])
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_target_without_its_memory_is_refused_and_nothing_beside_it_is_written_to(left, strided):
+    store, _ = saved({"x": torch.ones(300 if strided else 600)})
+    target = torch.zeros(600)[::2] if strided else torch.zeros(600)
+    target.untyped_storage().resize_(min(left, 2392) if strided else left)
+    with pytest.raises(StateMismatchError, match=r"x: .* freed or shrunk"):
+        store.run("r").restore({"x": target})
+
+
+def test_a_storage_can_be_resized_after_a_restore():
+    store, _ = saved({"x": torch.arange(600.0), "y": torch.arange(8.0)})
+    whole, rows = torch.zeros(600), torch.zeros(4, 4)
+    store.run("r").restore({"x": whole, "y": rows.view(16)[::2]})
+    for tensor in (whole, rows):  # as FSDP frees its parameters between steps
+        tensor.untyped_storage().resize_(0)
+
+
+def test_memory_outlives_its_tensor_until_it_is_filled():
+    """A state may let go of a tensor while another thread reads into it."""
+    view = arrays.raw_view(torch.zeros(100_000))
+    others = [torch.ones(100_000) for _ in range(4)]
+    assert not view.any()
+    view[:] = 7
+    assert all((other == 1).all() for other in others)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_view_for_writing_has_the_elements_of_the_tensor_where_they_lie(seed):
+    chance = random.Random(seed)
+    whole = torch.arange(2 * 3 * 4 * 5, dtype=chance.choice([torch.int16, torch.int32, torch.int64]))
+    whole = whole.reshape(2, 3, 4, 5).permute(chance.sample(range(4), 4))
+    tensor = whole[tuple(slice(chance.randrange(n), None, chance.choice([1, 2])) for n in whole.shape)]
+    view = arrays.raw_view(tensor)
+    assert view.tolist() == tensor.tolist()
+    view += 1000
+    assert view.tolist() == tensor.tolist()
+    assert int((whole >= 1000).sum()) == tensor.numel()
 
 
 def test_a_sparse_target_is_refused_and_never_passed_over():
