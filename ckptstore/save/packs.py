@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ckptstore.model.ids import Digest, digest_of, digests_of
-from ckptstore.save.cut import Bools, Bundle, Cut
+from ckptstore.save.cut import Bundle, Cut
 from ckptstore.save.limits import TINY_BYTES
 from ckptstore.save.places import Places
 from ckptstore.save.reuse import ReuseIndex
+
+_row = operator.attrgetter("row")
 
 _HASH_BATCH_BYTES = 4 << 20
 
@@ -81,9 +84,9 @@ class _Group:
 class Packer:
     """The small chunks of one wave.
 
-    Which of them must be written is known when all are hashed, for of what a pack held, half must be used
-    again or nothing is. But a pack of which no chunk may be known or met before goes out whatever the others
-    are: as soon as it is hashed.
+    Which of them are reused is known when all are hashed: of what a pack holds, half must be used again, or
+    nothing is. But a pack of which no chunk may be known is written whatever the others are, and goes out as
+    soon as it is hashed.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Packer:
         self._put = put
         self._groups = list(_groups(pieces, pack_bytes))
         self._left = len(self._groups)
-        self._seen: dict[Digest, int] = {}  # row of each chunk that has gone out
+        self._seen: dict[Digest, int] = {}  # row of each chunk that is placed
         self._later: list[_Group] = []
         self._lock = threading.Lock()
 
@@ -144,55 +147,60 @@ class Packer:
             if group.unhashed:
                 return
         chunks = Chunks.of(group.pieces, self._digests)
-        is_new = not len(self._index.unsure(chunks.digests))
+        known, repeats = self._index.unsure(chunks.digests)
+        goes_out = not len(known)
         with self._lock:
             self._left -= 1
             is_last = not self._left
-            if is_new and self._seen.keys().isdisjoint(chunks.digests):
-                if not is_last or self._later:
+            if goes_out:
+                chunks = self._needed(chunks, repeats.tolist())
+                if not is_last or self._later:  # others will ask for these
                     self._seen.update(zip(chunks.digests, chunks.rows, strict=True))
             else:
-                is_new = False
                 self._later.append(group)
-        if is_new:
+        if goes_out:
             self._put_divided(chunks)
         if is_last and self._later:
             self._put_later()
 
     def _put_later(self) -> None:
         components: dict[str, list[Cut]] = {}
-        for piece in sorted((piece for group in self._later for piece in group.pieces), key=lambda p: p.row):
+        for piece in sorted((piece for group in self._later for piece in group.pieces), key=_row):
             components.setdefault(piece.component, []).append(piece)
-        in_order = [Chunks.of(pieces, self._digests) for _, pieces in sorted(components.items())]
-        is_new = self._new_ones(in_order)
-        start = 0
-        for chunks in in_order:
-            own = is_new[start : start + len(chunks.rows)]
-            start += len(chunks.rows)
-            self._put_divided(chunks if own.all() else chunks.only(np.flatnonzero(own).tolist()))
+        waiting = [Chunks.of(pieces, self._digests) for _, pieces in sorted(components.items())]
+        unsure = [np.union1d(*self._index.unsure(own.digests)).tolist() for own in waiting]
+        wanted: dict[Digest, int] = {}
+        for own, numbers in zip(waiting, unsure, strict=True):
+            wanted.update((own.digests[number], own.sizes[number]) for number in numbers)
+        worthwhile = self._index.worthwhile_packs(wanted)
+        for own, numbers in zip(waiting, unsure, strict=True):
+            needed = self._needed(own, numbers, worthwhile)
+            self._seen.update(zip(needed.digests, needed.rows, strict=True))
+            self._put_divided(needed)
 
-    def _new_ones(self, components: Sequence[Chunks]) -> Bools:
-        """bool: of all chunks, those that must be written: neither reused nor equal to one before them."""
-        rows = [row for chunks in components for row in chunks.rows]
-        sizes = [size for chunks in components for size in chunks.sizes]
-        digests = list(itertools.chain.from_iterable(chunks.digests for chunks in components))
-        unsure = self._index.unsure(digests).tolist()
-        if self._seen:
-            unsure = sorted({*unsure, *(i for i, digest in enumerate(digests) if digest in self._seen)})
-        worthwhile = self._index.worthwhile_packs({digests[number]: sizes[number] for number in unsure})
-        is_new = np.ones(len(digests), bool)
+    def _needed(self, chunks: Chunks, unsure: list[int], worthwhile: set[str] | None = None) -> Chunks:
+        """Those that must be written; of the others it is noted where they are. One thread at a time.
+
+        Args:
+            unsure: which of them may be known, or equal to another of them.
+            worthwhile: packs that are reused; None if no chunk may be known.
+        """
+        if not self._seen.keys().isdisjoint(chunks.digests):
+            met = (number for number, digest in enumerate(chunks.digests) if digest in self._seen)
+            unsure = sorted({*unsure, *met})
+        others: set[int] = set()
         for number in unsure:
-            row, digest = rows[number], digests[number]
+            row, digest = chunks.rows[number], chunks.digests[number]
             original = self._seen.setdefault(digest, row)
             if original != row:
                 self._places.repeat(row, original)
-                is_new[number] = False
-                continue
-            stored = self._index.chunk(digest)
-            if stored is not None and (not stored.in_pack or stored.key in worthwhile):
-                self._places.put(row, stored)
-                is_new[number] = False
-        return is_new
+                others.add(number)
+            elif worthwhile is not None:
+                stored = self._index.chunk(digest)
+                if stored is not None and (not stored.in_pack or stored.key in worthwhile):
+                    self._places.put(row, stored)
+                    others.add(number)
+        return chunks.only([n for n in range(len(chunks.rows)) if n not in others]) if others else chunks
 
     def _put_divided(self, chunks: Chunks) -> None:
         """Packs of one component's chunks, in their order."""

@@ -123,6 +123,18 @@ def test_a_pack_that_is_hashed_goes_out_while_others_are_not(monkeypatch):
     packed.check()
 
 
+def test_equal_chunks_of_a_save_do_not_keep_a_pack_back(monkeypatch):
+    """As the step counts of an optimizer, one beside each parameter's moments."""
+    monkeypatch.setattr("ckptstore.save.packs.TINY_BYTES", 0)
+    packed = Packed({"optimizer": [n for number in range(1, 25) for n in (number, 0)]}, bundles=False)
+    jobs = packed.packer.jobs()
+    assert len(jobs) > 3
+    for done, job in enumerate(jobs, 1):
+        job()
+        assert len(packed.rows) == done
+    packed.check()
+
+
 def test_what_may_be_reused_waits_for_all_and_what_is_left_of_it_shares_packs(monkeypatch):
     monkeypatch.setattr("ckptstore.save.packs.TINY_BYTES", 0)
     packed = Packed({"model": list(range(25))}, {0, 24}, bundles=False)
