@@ -165,9 +165,6 @@ class ReuseIndex:
         is_other = found[1:] != found[:-1]  # np.unique takes ten times as long
         return np.concatenate([found[:1], found[1:][is_other]])
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def unsure(self, digests: Sequence[Digest]) -> tuple[Int64s, Int64s]:
         """Which of `digests` may be known, and which may be equal to another of them: all others are not.
 
