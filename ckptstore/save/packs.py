@@ -185,7 +185,7 @@ class Packer:
             unsure: which of them may be known, or equal to another of them.
             worthwhile: packs that are reused; None if no chunk may be known.
         """
-        if not self._seen.keys().isdisjoint(chunks.digests):
+        if self._seen and not self._seen.keys().isdisjoint(chunks.digests):
             met = (number for number, digest in enumerate(chunks.digests) if digest in self._seen)
             unsure = sorted({*unsure, *met})
         others: set[int] = set()

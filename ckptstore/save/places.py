@@ -42,7 +42,10 @@ class Places:
 
     def put_pack(self, rows: Sequence[int], key: str, lengths: Sequence[int]) -> int:
         """Of chunks that lie side by side and fill an object; returns its size in bytes."""
-        at, sizes = np.array(rows, np.int64), np.array(lengths, np.int64)
+        at: slice | list[int] = list(rows)
+        if at == list(range(rows[0], rows[0] + len(rows))):  # nearly always, and soon written
+            at = slice(rows[0], rows[0] + len(rows))
+        sizes = np.array(lengths, np.int64)
         ends = np.cumsum(sizes)
         nbytes = int(ends[-1])
         self._offset[at], self._length[at] = ends - sizes, sizes
