@@ -7,10 +7,10 @@ the system calls that belong to a read or a write and move no data (open, rename
 what SQLite does for the manifest. "beside" is what threads spend beside all these, and beside the clocks
 themselves: Python, locks, waking each other. It and SQLite are overhead, shown as a share of
 the wall time: for a save from its return to the commit, without the caller's thread, which only waits; for a
-load, of all of it. "us / tensor" is what is beside, for a save with what the caller was blocked; "us more" is
-by how much a tensor makes that longer: without what one of as many bytes takes. A last save of each case is
-sampled instead: the lines that its threads were at, weighted by the CPU that each spent since the sample
-before, without the named calls.
+load, of all of it. "us / tensor" is what is beside, for a save with the CPU of the caller until it returns;
+"us more" is by how much a tensor makes that longer: without what one of as many bytes takes. A last save of
+each case is sampled instead: the lines that its threads were at, weighted by the CPU that each spent since
+the sample before, without the named calls.
 
 Cases: the AdamW state of the other benchmarks, 10,000 tensors of 1 KiB, and one of as many bytes. "the calls
 alone" is the floor of the first: see :mod:`benchmarks.bare`.
@@ -102,6 +102,8 @@ class Sample:
 
     wall_seconds: float
     blocked_seconds: float
+    caller_cpu_seconds: float
+    """Of a save: what the caller's thread spent of `blocked_seconds`, without what others took from it."""
     background_cpu_seconds: float
     cpu_seconds: dict[str, float]
     clocked: int
@@ -128,6 +130,7 @@ class Line:
     case: str
     wall_seconds: float
     blocked_seconds: float
+    caller_cpu_seconds: float
     cpu_seconds: dict[str, float]
     beside_seconds: float
     overhead_share: float
@@ -139,8 +142,8 @@ class Line:
 
     @property
     def spent_seconds(self) -> float:
-        """In Python, and for a save what the caller was blocked."""
-        return self.beside_seconds + (self.blocked_seconds if self.case.startswith("save") else 0.0)
+        """In Python, and for a save all that the caller's thread spent."""
+        return self.beside_seconds + self.caller_cpu_seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -253,7 +256,7 @@ def _alone(folder: Path, nbytes: int, repeats: int) -> tuple[Line, float]:
                 bare.save(folder, chunks)
                 seconds = time.perf_counter() - began
                 spent = time.process_time() - time.thread_time() - before
-            samples.append(Sample(seconds, 0.0, spent, meter.totals(), meter.clocked, 0.0))
+            samples.append(Sample(seconds, 0.0, 0.0, spent, meter.totals(), meter.clocked, 0.0))
             if len(list(folder.iterdir())) != len(chunks):  # a thread has failed, and has said why
                 raise RuntimeError("the calls alone could not be made")
             disk.remove(folder)
@@ -329,8 +332,9 @@ def _measured_save(saver: _Saver, *, twice: bool = False) -> Sample:
     """From the return of `save` on, without the caller's thread, which only waits from then on."""
     meter = _Meter()
     with _timed_calls(meter, twice=twice):
-        start = time.perf_counter()
+        start, own = time.perf_counter(), time.thread_time()
         saver.begin()
+        own = time.thread_time() - own
         meter.clear()
         before = time.process_time() - time.thread_time()
         returned = time.perf_counter()
@@ -339,7 +343,7 @@ def _measured_save(saver: _Saver, *, twice: bool = False) -> Sample:
         after = time.process_time() - time.thread_time()
     spent = after - before
     return Sample(
-        ended - returned, returned - start, spent, meter.totals(), meter.clocked, meter.own_seconds()
+        ended - returned, returned - start, own, spent, meter.totals(), meter.clocked, meter.own_seconds()
     )
 
 
@@ -351,7 +355,8 @@ def _measured_load(saver: _Saver) -> Sample:
         saver.load()
         ended, after = time.perf_counter(), time.process_time()
     spent = after - before
-    return Sample(ended - start, ended - start, spent, meter.totals(), meter.clocked, meter.own_seconds())
+    seconds = ended - start
+    return Sample(seconds, seconds, 0.0, spent, meter.totals(), meter.clocked, meter.own_seconds())
 
 
 @contextlib.contextmanager
@@ -531,6 +536,7 @@ def _line(case: str, samples: list[Sample], tensors: int, hot: dict[str, list[tu
         case,
         median(sample.wall_seconds for sample in samples),
         median(sample.blocked_seconds for sample in samples),
+        median(sample.caller_cpu_seconds for sample in samples),
         {kind: median(sample.cpu_seconds[kind] for sample in samples) for kind in KINDS},
         median(sample.beside_seconds for sample in samples),
         median(sample.overhead_share for sample in samples),
