@@ -176,7 +176,7 @@ class Matcher:
     def _match_plain(self, value: Any, index: int, name: str) -> bool:
         """Has an ordinary tensor filled where it lies, if it is as the stored one; else others look at it.
 
-        Nearly all are, and there can be ten thousand of them: this takes a third of the time.
+        Nearly all are, and there can be ten thousand of them: what others look at takes 15 us more.
         """
         form = plain_form(value)
         heads = self._layout.heads
