@@ -164,10 +164,8 @@ class Packer:
             self._put_later()
 
     def _put_later(self) -> None:
-        components: dict[str, list[Cut]] = {}
-        for piece in sorted((piece for group in self._later for piece in group.pieces), key=_row):
-            components.setdefault(piece.component, []).append(piece)
-        waiting = [Chunks.of(pieces, self._digests) for _, pieces in sorted(components.items())]
+        pieces = sorted((piece for group in self._later for piece in group.pieces), key=_row)
+        waiting = [Chunks.of(own, self._digests) for own in _by_component(pieces)]
         unsure = [np.union1d(*self._index.unsure(own.digests)).tolist() for own in waiting]
         wanted: dict[Digest, int] = {}
         for own, numbers in zip(waiting, unsure, strict=True):
@@ -204,29 +202,35 @@ class Packer:
 
     def _put_divided(self, chunks: Chunks) -> None:
         """Packs of one component's chunks, in their order."""
-        start = size = 0
-        if sum(chunks.sizes) > self._pack_bytes:
-            for number, nbytes in enumerate(chunks.sizes):
-                if size + nbytes > self._pack_bytes and number > start:
-                    self._put(chunks[start:number])
-                    start, size = number, 0
-                size += nbytes
-        if chunks.rows:
-            self._put(chunks[start:])
+        for part in _runs(chunks.sizes, self._pack_bytes):
+            self._put(chunks[part])
 
 
 def _groups(pieces: Iterable[Cut], pack_bytes: int) -> Iterator[_Group]:
+    for own in _by_component(pieces):
+        for part in _runs([piece.nbytes for piece in own], pack_bytes):
+            yield _Group(own[part])
+
+
+def _by_component(pieces: Iterable[Cut]) -> list[list[Cut]]:
+    """Those of each component, in name order."""
     components: dict[str, list[Cut]] = {}
     for piece in pieces:
         components.setdefault(piece.component, []).append(piece)
-    for _, own in sorted(components.items()):
-        start = size = 0
-        for number, piece in enumerate(own):
-            if size + piece.nbytes > pack_bytes and number > start:
-                yield _Group(own[start:number])
+    return [own for _, own in sorted(components.items())]
+
+
+def _runs(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Neighbours that have at most so many bytes together; one alone may have more."""
+    start = size = 0
+    if sum(sizes) > most:
+        for number, nbytes in enumerate(sizes):
+            if size + nbytes > most and number > start:
+                yield slice(start, number)
                 start, size = number, 0
-            size += piece.nbytes
-        yield _Group(own[start:])
+            size += nbytes
+    if sizes:
+        yield slice(start, len(sizes))
 
 
 def hash_pieces(pieces: Iterable[Cut], digests: list[Digest]) -> None:
